@@ -1,4 +1,4 @@
-"""What the tests of all distributions share: with how many seeds a test that draws lots is run, and the like."""
+"""Hooks and fixtures of the tests of all distributions, such as the number of seeds of a randomized test."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_everyday(item: pytest.Item, mark: pytest.Mark) -> bool:
-    """Whether everyday runs have this case of a test: an id stands for all ids that begin with it."""
+    """Return True if everyday runs have this case of a test: an id stands for all ids that begin with it."""
     case = item.name.partition("[")[2].removesuffix("]")
     if every := mark.kwargs.get("every"):
         return zlib.crc32(case.encode()) % int(every) == 0

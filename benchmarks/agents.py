@@ -88,7 +88,7 @@ class Agent(ABC):
     def leave(self) -> None:
         """Go away."""
 
-    def asked(self) -> Counter[tuple[str, str]]:
+    def requests(self) -> Counter[tuple[str, str]]:
         """Return how many requests of each kind the agent has sent to its store."""
         return self.tally.total()
 
@@ -183,7 +183,7 @@ class ElasticAgent(Agent):
 
     @property
     def leaders(self) -> bool:
-        """Whether it decides."""
+        """Return True if the agent is the leader."""
         return self._state is not None and self._state.ledger.leader == self._info.node_id
 
     def _post(self, event: NodeEvent) -> None:

@@ -38,7 +38,7 @@ COPIES = "copies"
 
 
 class Book:
-    """What was measured, by figure."""
+    """The measurements, by figure."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""What agents ask of their store: operations by name, the requests that these take, and bytes on the wire.
+"""The operations of agents on their store: by name, with their requests, and bytes on the wire.
 
 Everything is counted where clients ask, so that all stores are counted alike, torch's own client among them.
 """
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class Tally:
-    """What one agent has asked for, over all its connections; each is used by one thread at a time."""
+    """The operations of one agent, over all its connections; each is used by one thread at a time."""
 
     def __init__(self) -> None:
         self._counts: list[Counter[tuple[str, str]]] = []

@@ -33,8 +33,8 @@ DIALLERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What the agents of one job have in common.
+class CrowdJob:
+    """The shared state of the agents of one job.
 
     Attributes:
         peer: ``torch``, or one of our backends: ``c10d``, ``redis``, ``etcd``.
@@ -56,7 +56,7 @@ class Job:
 
 @dataclass(slots=True)
 class NodeViews:
-    """Who held a rank when, in a world of which size."""
+    """The nodes that were seen: number, time and size of the world."""
 
     seen: list[tuple[int, float, int]] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class NodeViews:
 class Crowd:
     """Some of a job's agents. Its public methods are what it can be told; times are seconds, monotonic."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: CrowdJob) -> None:
         self._job = job
         self._agents: dict[int, Agent] = {}
         self._node_views = NodeViews()
@@ -155,10 +155,10 @@ class Crowd:
         """When the last of these held a rank in a world of so many nodes; None if not by ``deadline``."""
         return self._node_views.wait(set(who), since, world, deadline)
 
-    def asked(self) -> tuple[dict[int, Counter[tuple[str, str]]], list[int], int]:
+    def requests(self) -> tuple[dict[int, Counter[tuple[str, str]]], list[int], int]:
         """Return what each agent has asked so far, who of them decides, and the bytes of all of their connections."""
         leaders = [n for n, agent in self._agents.items() if isinstance(agent, ElasticAgent) and agent.leaders]
-        return {n: agent.asked() for n, agent in self._agents.items()}, leaders, self._traffic.total()
+        return {n: agent.requests() for n, agent in self._agents.items()}, leaders, self._traffic.total()
 
     def _open(self, *, hosting: bool) -> RendezvousBackend:
         job = self._job
@@ -193,7 +193,7 @@ class Crowd:
                     agent.tick()
 
 
-def serve(job: Job, orders: Connection) -> None:
+def serve(job: CrowdJob, orders: Connection) -> None:
     """Run a process of the benchmark: execute orders, each a method's name and its arguments, until the pipe ends."""
     sys.setswitchinterval(FAIR)
     gc.disable()  # each collection would look through what all agents of the process know
@@ -202,7 +202,7 @@ def serve(job: Job, orders: Connection) -> None:
         try:
             name, arguments = orders.recv()
         except EOFError:
-            os._exit(0)  # agents are not ended properly: whatever they could tell, nobody reads
+            os._exit(0)  # without an orderly end of the agents: no process reads their last messages
         try:
             answer: Any = getattr(crowd, name)(*arguments)
         except BaseException:

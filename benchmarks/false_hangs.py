@@ -1,4 +1,4 @@
-"""Whether healthy jobs are reported as hanging: trainings with long pauses, for an hour unless told otherwise.
+"""Count false reports of hangs in healthy jobs: trainings with long pauses, for an hour unless told otherwise.
 
 Each job has two nodes of two ranks over gloo, with the default window, whose least time is set to ``--window`` so that
 an hour holds many of them; one more job has the real default. Most of the time every process sleeps. ``hang`` is the
@@ -41,7 +41,7 @@ MANY_WINDOWS = 10  # for which a form of work lasts
 
 
 @dataclass(slots=True)
-class Job:
+class PausingJob:
     """A job, and what its first node reports."""
 
     how: str
@@ -73,7 +73,7 @@ class Job:
                 )
 
     def counts(self) -> Counter[str]:
-        """How often each event was reported."""
+        """Return how often each event was reported."""
         return Counter(
             str(found.get("name") or found.get("event")) for found in map(_parse, self.events.open()) if found
         )
@@ -84,7 +84,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Form(Job):
+class Form(PausingJob):
     """A job in which a rank works for long in one of the usual forms, which ends by itself."""
 
     def start(self, folder: Path, minutes: float) -> None:
@@ -109,12 +109,15 @@ def _parse(line: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def jobs(window: float) -> Sequence[Job]:
+def jobs(window: float) -> Sequence[PausingJob]:
     """All jobs of a run."""
     return [
-        *(Job(how, window, prints=True) for how in HOWS),
-        *(Job(how, window, prints=False) for how in ("long_evaluation", "long_first_step", "loader", "checkpoint")),
-        Job("long_evaluation", LEAST_WINDOW_SECONDS, prints=True),
+        *(PausingJob(how, window, prints=True) for how in HOWS),
+        *(
+            PausingJob(how, window, prints=False)
+            for how in ("long_evaluation", "long_first_step", "loader", "checkpoint")
+        ),
+        PausingJob("long_evaluation", LEAST_WINDOW_SECONDS, prints=True),
     ]
 
 

@@ -1,4 +1,4 @@
-"""How long a framework's user waits after a kill: Hugging Face's Trainer, from SIGKILL until it trains again.
+"""The wait of a framework's user after a kill: Hugging Face's Trainer, from SIGKILL until it trains again.
 
 ``python -m benchmarks.frameworks`` needs what ``requirements/frameworks.txt`` names. Each run is a job of its own, in
 which one worker is killed once the fork server has imported what workers import; with flags of ``elastic run`` after

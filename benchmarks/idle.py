@@ -1,4 +1,4 @@
-"""What an agent costs while nothing happens: CPU seconds per hour, and resident memory.
+"""The cost of an idle agent: CPU seconds per hour, and resident memory.
 
 The workers sleep (``tests/workers/sleeper.py``), so all that is used is the launcher's own. All kinds of agents are up
 at the same time, since none of them disturbs another.
@@ -15,7 +15,7 @@ from pathlib import Path
 from stage import WORKERS, Agent, Stage, free_port
 
 from benchmarks.jobs import Launcher
-from benchmarks.processes import Cast, cast_of, cpu_seconds, pss, rss
+from benchmarks.processes import AgentProcesses, cpu_seconds, processes_of, pss, rss
 
 CALM = 4.0
 """Seconds from the last import to the first look: first heartbeats are over."""
@@ -52,7 +52,7 @@ class Kind:
 
     @property
     def grows(self) -> bool:
-        """Whether its fork server imports more once the workers run."""
+        """Return True if its fork server imports more once the workers run."""
         return "--warm_start" in self.launcher.command
 
 
@@ -88,38 +88,38 @@ def _window(agents: Mapping[str, Agent]) -> dict[str, dict[str, float]]:
     A fork server is replaced by a successor that has imported more, up to twice in the first half minute.
     """
     for _ in range(MOST_WINDOWS):
-        casts = {name: _cast(agent) for name, agent in agents.items()}
-        before = {name: _spent(cast) for name, cast in casts.items()}
+        by_name = {name: _processes(agent) for name, agent in agents.items()}
+        before = {name: _spent(processes) for name, processes in by_name.items()}
         begin = time.monotonic()
         time.sleep(WINDOW)
-        if {name: _cast(agent) for name, agent in agents.items()} == casts:
+        if {name: _processes(agent) for name, agent in agents.items()} == by_name:
             break
     else:
         raise RuntimeError(f"in each of {MOST_WINDOWS} windows of {WINDOW:g} s a process of an idle agent was replaced")
-    after = {name: _spent(cast) for name, cast in casts.items()}
+    after = {name: _spent(processes) for name, processes in by_name.items()}
     hours = (time.monotonic() - begin) / 3600
     return {
-        name: {key: (after[name][key] - before[name][key]) / hours for key in before[name]} | _held(cast)
-        for name, cast in casts.items()
+        name: {key: (after[name][key] - before[name][key]) / hours for key in before[name]} | _memory(processes)
+        for name, processes in by_name.items()
     }
 
 
-def _cast(agent: Agent) -> Cast:
-    return cast_of(agent.pid, {report["pid"] for report in agent.reports("started")})
+def _processes(agent: Agent) -> AgentProcesses:
+    return processes_of(agent.pid, {report["pid"] for report in agent.reports("started")})
 
 
-def _spent(cast: Cast) -> dict[str, float]:
+def _spent(processes: AgentProcesses) -> dict[str, float]:
     """CPU seconds so far."""
-    spent = {CPU: sum(cpu_seconds(pid) for pid in (cast.agent, cast.warden) if pid is not None)}
-    if cast.fork_server is not None:
-        spent[CPU_FORK_SERVER] = cpu_seconds(cast.fork_server)
+    spent = {CPU: sum(cpu_seconds(pid) for pid in (processes.agent, processes.warden) if pid is not None)}
+    if processes.fork_server is not None:
+        spent[CPU_FORK_SERVER] = cpu_seconds(processes.fork_server)
     return spent
 
 
-def _held(cast: Cast) -> dict[str, float]:
+def _memory(processes: AgentProcesses) -> dict[str, float]:
     """Resident bytes of all who are there; of stores only their share."""
-    who = {RSS_AGENT: cast.agent, RSS_WARDEN: cast.warden, RSS_FORK_SERVER: cast.fork_server}
+    who = {RSS_AGENT: processes.agent, RSS_WARDEN: processes.warden, RSS_FORK_SERVER: processes.fork_server}
     held = {key: float(rss(pid)) for key, pid in who.items() if pid is not None}
-    if cast.others:
-        held[RSS_OTHERS] = float(sum(map(pss, cast.others)))  # they share nearly all with the fork server
+    if processes.others:
+        held[RSS_OTHERS] = float(sum(map(pss, processes.others)))  # they share nearly all with the fork server
     return held

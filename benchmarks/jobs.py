@@ -44,7 +44,7 @@ class Launcher:
 
 TORCHRUN = Launcher("torchrun", _TORCHRUN)
 TUNED = Launcher("torchrun, tuned", _TORCHRUN, ("last_call_timeout=1",), {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
-"""What helps torchrun most: a short last call, and a private switch that mends joining."""
+"""The best settings for torchrun: a short last call, and a private switch that mends joining."""
 FRESH = Launcher("elastic, fresh", (*_ELASTIC, "--no_warm_start"))
 WARM = Launcher("elastic, warm", (*_ELASTIC, "--warm_start"))
 SEALED = Launcher("elastic, warm, token", WARM.command, env={"ELASTIC_JOB_TOKEN": secrets.token_hex()})
@@ -113,7 +113,7 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """How many workers the nodes that are up have together."""
+        """The number of workers of all nodes that are up."""
         return sum(self.setting.workers[: len(self.nodes)])
 
     def bring_to(self, nodes: int) -> bool:

@@ -77,7 +77,7 @@ def play(launcher: Launcher, setting: Setting, scenes: Iterable[Scene], record: 
 
 
 def hopeless(scene: Scene, launcher: Launcher, record: Book) -> bool:
-    """Whether a scene need not be run again: it often enough did not come to its end, and more often than it did."""
+    """Return True if a scene need not be run again: it failed to end often enough, and more often than it ended."""
     names = [other.name for other in ALL if other.command == launcher.command] if scene.alike else [launcher.name]
     samples = [sample for name in names for sample in record[scene.figures[0]][name]]
     nevers = samples.count(None)

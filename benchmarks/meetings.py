@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.counting import HEARTBEAT, OPERATIONS, REQUESTS
-from benchmarks.crowd import Job, serve
+from benchmarks.crowd import CrowdJob, serve
 
 TORCH, C10D, REDIS, ETCD = "torch", "c10d", "redis", "etcd"
 PEERS = (TORCH, C10D, REDIS, ETCD)
@@ -85,8 +85,8 @@ def store(peer: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What has been asked of a store: by each agent, who decides, and the bytes of all connections."""
+class Requests:
+    """The requests to a store: by each agent, by the leader, and the bytes of all connections."""
 
     by_agent: dict[int, Counter[tuple[str, str]]]
     leaders: list[int]
@@ -102,7 +102,7 @@ class Crowds:
         stack: Ends them.
     """
 
-    def __init__(self, job: Job, size: int, stack: ExitStack) -> None:
+    def __init__(self, job: CrowdJob, size: int, stack: ExitStack) -> None:
         self.job, self.size = job, size
         shared = [list(range(first, size, PROCESSES)) for first in range(1, min(PROCESSES, size - 1) + 1)]
         self.numbers = [[0], *shared]  # who decides, or hosts the store, has a process to itself, as all nodes have
@@ -120,34 +120,34 @@ class Crowds:
 
     def ask(self, which: int, name: str, *arguments: Any, patience: float = CONNECTIONS) -> Any:
         """One process does something, and says what came of it."""
-        return self._ask([(which, arguments)], name, patience)[0]
+        return self._call([(which, arguments)], name, patience)[0]
 
     def ask_all(self, name: str, *arguments: Any, patience: float = CONNECTIONS) -> list[Any]:
         """All do the same."""
-        return self._ask([(which, arguments) for which in range(len(self._pipes))], name, patience)
+        return self._call([(which, arguments) for which in range(len(self._pipes))], name, patience)
 
     def ask_each(self, name: str, numbers: Sequence[int], *arguments: Any, patience: float = CONNECTIONS) -> list[Any]:
         """Those do something that have some of these agents, each with its own."""
         chosen = set(numbers)
         each = [(which, [n for n in mine if n in chosen]) for which, mine in enumerate(self.numbers)]
-        return self._ask([(which, (mine, *arguments)) for which, mine in each if mine], name, patience)
+        return self._call([(which, (mine, *arguments)) for which, mine in each if mine], name, patience)
 
-    def asked(self) -> Asked:
+    def requests(self) -> Requests:
         """Return what all have asked so far."""
         by_agent: dict[int, Counter[tuple[str, str]]] = {}
         leaders, size = [], 0
-        for counts, chairing, traffic in self.ask_all("asked"):
+        for counts, chairing, traffic in self.ask_all("requests"):
             by_agent.update(counts)
             leaders += chairing
             size += traffic
-        return Asked(by_agent, leaders, size)
+        return Requests(by_agent, leaders, size)
 
-    def _ask(self, asked: Sequence[tuple[int, tuple[Any, ...]]], name: str, patience: float) -> list[Any]:
-        for which, arguments in asked:
+    def _call(self, requests: Sequence[tuple[int, tuple[Any, ...]]], name: str, patience: float) -> list[Any]:
+        for which, arguments in requests:
             self._pipes[which].send((name, arguments))
         deadline = time.monotonic() + patience
         answers = []
-        for which, _ in asked:
+        for which, _ in requests:
             if not self._pipes[which].poll(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"process {which} of {self.job.peer} with {self.size} agents does not answer {name}")
             answer = self._pipes[which].recv()
@@ -195,20 +195,20 @@ def _event(
 ) -> Sample:
     """After a pause, something happens to the agents ``whom``; then all of ``who`` are to hold a rank."""
     time.sleep(pause)
-    before = job.asked()
+    before = job.requests()
     begin = min(job.ask_each(order, whom))
     ends = job.ask_each("held", who, begin, len(who), begin + patience)
     last = max(job.ask_each("came", whom)) if order == "arrive" else begin
     time.sleep(SETTLE)  # what is written after it belongs to it, too
-    after = job.asked()
-    asked = {number: counts - before.by_agent[number] for number, counts in after.by_agent.items() if number in who}
-    others = [counts for number, counts in asked.items() if number not in after.leaders]
+    after = job.requests()
+    requests = {number: counts - before.by_agent[number] for number, counts in after.by_agent.items() if number in who}
+    others = [counts for number, counts in requests.items() if number not in after.leaders]
     kinds = sum((Counter({name: n for (what, name), n in c.items() if what == OPERATIONS}) for c in others), Counter())
     return Sample(
         seconds=None if None in ends else max(ends) - last,
         ordered=None if None in ends else max(ends) - begin,
         requests=sum(map(_requests, others)) / len(others),
-        leader=sum(_requests(asked[number]) for number in after.leaders if number in asked)
+        leader=sum(_requests(requests[number]) for number in after.leaders if number in requests)
         if after.leaders
         else math.nan,
         size=(after.size - before.size) / len(who),
@@ -224,7 +224,7 @@ def _requests(counts: Counter[tuple[str, str]]) -> int:
 def _job(peer: str, size: int, nodes: tuple[int, int]) -> Iterator[Crowds]:
     """Yield the processes of a job, with all their connections made."""
     with ExitStack() as stack:
-        job = Job(peer, stack.enter_context(store(peer)), nodes)
+        job = CrowdJob(peer, stack.enter_context(store(peer)), nodes)
         crowds = Crowds(job, size, stack)
         if peer == TORCH:
             crowds.ask(0, "host")

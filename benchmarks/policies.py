@@ -1,4 +1,4 @@
-"""How much failure policies and progress patterns add to the recovery of a killed worker.
+"""The time that failure policies and progress patterns add to the recovery of a killed worker.
 
 Jobs with and without them run in turn; in each, a worker is killed a few times. In both kinds of job the workers print
 as many lines: those of one kind are steps and checkpoints, which the job's own patterns match, those of the other match

@@ -1,4 +1,4 @@
-"""What single processes use, read from ``/proc``: CPU seconds and bytes of memory."""
+"""The resources of single processes, read from ``/proc``: CPU seconds and bytes of memory."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _kilobytes(file: Path, name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
-    """Who is who below an agent, by process id; None for who is not there. torchrun has nobody but the agent."""
+class AgentProcesses:
+    """The processes of an agent by role; None for a role without one. torchrun has only the agent."""
 
     agent: int
     warden: int | None
@@ -56,14 +56,14 @@ class Cast:
     """Neither of these, nor a worker: processes that serve the job."""
 
 
-def cast_of(agent: int, workers: Collection[int]) -> Cast:
+def processes_of(agent: int, workers: Collection[int]) -> AgentProcesses:
     """Tell the processes below an agent apart; ``workers`` are the process ids that workers have reported."""
     helpers = [pid for pid in descendants(agent) if pid not in workers]
     warden = next((pid for pid in helpers if _WARDEN in command_line(pid)), None)
     fork_server = next((pid for pid in helpers if command_line(pid).startswith(_FORK_SERVER)), None)
-    return Cast(agent, warden, fork_server, tuple(pid for pid in helpers if pid not in (warden, fork_server)))
+    return AgentProcesses(agent, warden, fork_server, tuple(pid for pid in helpers if pid not in (warden, fork_server)))
 
 
 def fork_server_of(agent: int, workers: Collection[int]) -> int | None:
     """Return the process id of an agent's fork server, if it has one."""
-    return cast_of(agent, workers).fork_server
+    return processes_of(agent, workers).fork_server

@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, str | None]] = {
         r"(?P<step>\d+) +\D+(?P<loss>\S+)",
     ),
 }
-"""What a worker writes, and the expression that reads it, by the row of the table."""
+"""The output of a worker, and the expression that reads it, by the row of the table."""
 _WRITER = """
 import os, sys, time
 line, other, rate, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])

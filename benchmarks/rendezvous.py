@@ -42,7 +42,7 @@ RUNS = 3
 MINUTES = 25.0
 NAMES = {TORCH: "torch, TCPStore", C10D: "elastic, `c10d`", REDIS: "elastic, Redis", ETCD: "elastic, etcd"}
 AGENT_DESCRIPTORS = 9
-"""What a node costs the process that it is in: four connections, two descriptors for each, and etcd's watch."""
+"""The cost of a node to its process: four connections, two descriptors for each, and etcd's watch."""
 CALM = {"RES_OPTIONS": "attempts:1 timeout:1", "OMP_NUM_THREADS": "1"}
 """For all processes: a resolver that drops questions is to cost a TCPStore's connection 1 s, not 5."""
 
@@ -67,7 +67,7 @@ def measure(
                 try:
                     for event, sample in play(peer, size, patience):
                         book[event, size, peer].append(sample)
-                        say(told(peer, size, event, sample))
+                        say(line_of(peer, size, event, sample))
                 except (OSError, RuntimeError) as exc:  # a connection that was not to be had, a process that starves
                     say(f"{NAMES[peer]} with {size} agents could not be measured: {exc}")
                 took[peer, size] = time.monotonic() - begin
@@ -75,14 +75,14 @@ def measure(
 
 
 def hopeless(peer: str, size: int, book: Book) -> bool:
-    """Whether it did not come to an end with as many agents, or with fewer."""
+    """Return True if a job with as many agents, or with fewer, did not come to an end."""
     return any(
         other == peer and fewer <= size and samples and all(sample.seconds is None for sample in samples)
         for (_, fewer, other), samples in book.items()
     )
 
 
-def told(peer: str, size: int, event: str, sample: Sample) -> str:
+def line_of(peer: str, size: int, event: str, sample: Sample) -> str:
     """One sample in one line."""
     kinds = ", ".join(f"{name} {count:.1f}" for name, count in sorted(sample.kinds.items()))
     lasted, ordered = (seconds(math.inf if it is None else it) for it in (sample.seconds, sample.ordered))

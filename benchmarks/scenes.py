@@ -1,4 +1,4 @@
-"""What is done to a job, and how long it takes until all ranks are at work again.
+"""The faults of a job, and the time until all ranks are at work again.
 
 Scenes of one story share a job: each says how many nodes must be up before it, and where the last one has left the job
 so, the next goes on with it. Everything that a scene returns is in seconds, but for memory.
@@ -22,7 +22,7 @@ from benchmarks.processes import fork_server_of, pss
 SETTLE = 0.3
 """Seconds that a job trains before something is done to it: what it does right after a start is behind it."""
 SHORT = 30.0
-"""Patience where all are there who are needed, and nobody waits for a last call."""
+"""Patience where all are there who are needed, and no node waits for a last call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How long the leader takes to find a silent node, by the number of rows that it has to look at.
+"""The time until the leader finds a silent node, by the number of rows that it has to read.
 
 One real session leads a job over a store in memory; the other nodes are rows only, whose heartbeats a thread of this
 process counts up, each at its own instant within the interval. One of them stops, and the clock runs until the ledger

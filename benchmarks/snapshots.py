@@ -1,4 +1,4 @@
-"""What it costs to keep a training's state, in memory and on the disk, beside torch's own ways and a plain copy.
+"""The cost of keeping a training's state, in memory and on the disk, beside torch's own ways and a plain copy.
 
 ``make bench`` runs it after the others, and rewrites its tables in ``docs/performance.md``, which says how each figure
 is taken. ``make bench-snapshots ARGS=--only=disk`` does so with one of the two parts alone; with ``--kinds`` or
@@ -40,7 +40,7 @@ PATIENCE = 300.0
 SIZE = 1024
 MEMORY, DISK = "memory", "disk"
 PARTS: Mapping[str, Sequence[str]] = {MEMORY: (MANY, FEW, ADAMW), DISK: (MANY,)}
-"""What is measured of which kinds of states."""
+"""The measurements, by kind of state."""
 COPY = "a plain copy into memory that is there"
 FIRST, SECOND, LATER_ONES = "`commit()`: the first", "`commit()`: the second", "`commit()`: later ones"
 RESTORE, AGAIN = "`restore()` after a crash", "`commit()`: the first two after a crash"

@@ -1,4 +1,4 @@
-"""How long a job of two nodes is without its second node: a warm spare waits, or a node is launched when one dies.
+"""The time that a job of two nodes is without its second node: a warm spare waits, or a node is launched when one dies.
 
 The two are measured in turn. The time runs from the death until every rank has finished an all-reduce in the next
 round.
@@ -41,7 +41,7 @@ DEATHS: dict[str, tuple[Callable[[Agent], None], bool]] = {
     "its machine is gone; collectives fail": (Agent.vanish, False),
     "its machine is gone; workers only block": (Agent.vanish, True),
 }
-"""How the node dies, and whether the workers of the other one block then."""
+"""The end of the node, and whether the workers of the other one block then."""
 
 
 def without_node(death: str, *, spare: bool) -> float | None:

@@ -1,4 +1,4 @@
-"""What is kept in the benchmark of snapshots: trainings whose state has a certain size, and the plain copy of it."""
+"""The states in the benchmark of snapshots: trainings whose state has a certain size, and the plain copy of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.processes import rss, rss_peak
 
 MANY, FEW, ADAMW = "many", "few", "adamw"
 KINDS = {MANY: "289 tensors", FEW: "4 tensors", ADAMW: "867 tensors, AdamW"}
-"""How tables call them. All have the same size; with AdamW two thirds of it are the optimizer's."""
+"""Their names in tables. All have the same size; with AdamW two thirds of it are the optimizer's."""
 LAYERS = 24
 COPIES = 4
 """Plain copies at one time."""
@@ -47,7 +47,7 @@ class Training:
                 parameter.mul_(2)
 
     def has_done(self, steps: int) -> bool:
-        """Whether the parameters are what so many steps have made of them."""
+        """Return True if the parameters are what so many steps have made of them."""
         ends = [parameter.detach().view(-1)[[0, -1]] for parameter in self.model.parameters()]
         return bool((torch.cat(ends) == 2.0**steps).all())
 

@@ -61,7 +61,7 @@ def cell(samples: Samples, show: Callable[[float], str] = seconds, runs: int = 0
 
 
 def ratio(part: float, whole: float) -> str:
-    """How ``part`` compares with ``whole``, as ``1/15.2``, or ``1.3`` where it is the longer one."""
+    """Return the ratio of ``part`` to ``whole``, as ``1/15.2``, or ``1.3`` where it is the longer one."""
     if math.isinf(part) or math.isinf(whole):
         return NOTHING
     return f"1/{whole / part:.1f}" if part < whole else f"{part / whole:.1f}"

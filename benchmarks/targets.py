@@ -1,4 +1,4 @@
-"""What the warm start is to reach, and whether a measurement does: one line for each target."""
+"""The targets of the warm start, compared with a measurement: one line for each target."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Target:
 
     @property
     def met(self) -> bool:
-        """Whether it is so."""
+        """True if the target is met."""
         return self.value <= self.limit
 
     def __str__(self) -> str:

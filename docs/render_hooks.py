@@ -1,4 +1,4 @@
-"""Writes ``docs/plugin_hooks.md`` from the docstrings of ``elastic_core.hookspecs``, which stay the only source.
+"""Writes ``docs/reference/plugin_hooks.md`` from the docstrings of ``elastic_core.hookspecs``, the only source.
 
     python docs/render_hooks.py
 
@@ -17,14 +17,14 @@ from typing import Any
 from elastic_core import hookspecs
 from elastic_core.plugins.manager import HOOKS, OBSERVING
 
-PAGE = Path(__file__).with_name("plugin_hooks.md")
+PAGE = Path(__file__).parent / "reference" / "plugin_hooks.md"
 PREFACE = """\
 # The hooks
 
-Every hook that a plugin can implement, with its contract. [Writing a plugin](writing_a_plugin.md) shows how they are
-used, and has a table of their threads and time limits.
+Every hook that a plugin can implement, with its contract. [Writing a plugin](../authors/writing_a_plugin.md) shows how
+they are used, and has a table of their threads and time limits.
 
-This page is made from the docstrings in [`elastic_core.hookspecs`](../core/src/elastic_core/hookspecs.py) by
+This page is made from the docstrings in [`elastic_core.hookspecs`](../../core/src/elastic_core/hookspecs.py) by
 `python docs/render_hooks.py`; change them there. It describes version {major}.{minor} of the hook specs. An
 implementation may leave out arguments that it does not need. Unless a contract says otherwise, one that raises fails
 the run, naming the plugin.
@@ -71,12 +71,12 @@ def _asked(name: str, spec: Callable[..., Any]) -> str:
 
 
 def _types(declared: str) -> str:
-    """Where the types of a signature are explained."""
+    """Return the page that explains the types of a signature."""
     modules = dict(_imported())
     found = {name: modules[name] for name in re.findall(r"\w+", declared) if name in modules}
     if not found:
         return ""
-    links = (f"[`{name}`](../core/src/{module.replace('.', '/')}.py)" for name, module in found.items())
+    links = (f"[`{name}`](../../core/src/{module.replace('.', '/')}.py)" for name, module in found.items())
     return f" Types: {', '.join(links)}."
 
 

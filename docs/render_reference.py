@@ -26,16 +26,16 @@ FLAGS_PREFACE = """\
 # The flags of `elastic run`
 
 Made by `python docs/render_reference.py` from
-[`elastic_core.config.run`](../core/src/elastic_core/config/run.py),
-[`elastic_core.cli.settle`](../core/src/elastic_core/cli/settle.py) and the modules `flags` of plugins; change them
+[`elastic_core.config.run`](../../core/src/elastic_core/config/run.py),
+[`elastic_core.cli.settle`](../../core/src/elastic_core/cli/settle.py) and the modules `flags` of plugins; change them
 there. `elastic run --help` shows the same. Flags may be written with `-` or `_`. Elastic also reads each flag from the
-variable in its row. [migrating.md](migrating.md#every-flag-of-torchruns) compares the flags with torchrun's.
+variable in its row. [migrating.md](../migrating.md#every-flag-of-torchruns) compares the flags with torchrun's.
 """
 ENVIRONMENT_PREFACE = """\
 # Environment variables
 
 Made by `python docs/render_reference.py` from
-[`elastic_core.config.environment`](../core/src/elastic_core/config/environment.py); change them there. Elastic also
+[`elastic_core.config.environment`](../../core/src/elastic_core/config/environment.py); change them there. Elastic also
 reads each flag of `elastic run` from a variable `PET_<FLAG>`; [flags.md](flags.md) lists these variables.
 """
 EVENTS_PREFACE = """\
@@ -46,8 +46,8 @@ message of each event from level INFO upwards. Made by `python docs/render_refer
 that script. Programs can rely on names and fields, which are stable; messages change. Fields that end with `_s` hold
 durations in seconds. Every event except those about plugins has a field `node`, the name of the publishing node.
 With `--event_log_handler=console`, the agent writes each event to stderr as a line of JSON.
-[elastic-metrics](../plugins/metrics/README.md) counts events and writes them to files. Each file begins with an entry
-`run_starts`, which names run and node.
+[elastic-metrics](../../plugins/metrics/README.md) counts events and writes them to files. Each file begins with an
+entry `run_starts`, which names run and node.
 """
 KNOWN_FAILURES_PREFACE = """\
 # Known failures
@@ -98,7 +98,7 @@ WHEN = {
     "once until the service answers. WARNING if the user has named the cloud and it has never answered.",
     "host_at_risk": "The cloud reports that it may reclaim or has paused this machine. The job continues here.",
     "host_ends": "The cloud reports that it will reclaim this machine. The node leaves before that.",
-    "node_check_failed": "A health check of this node failed ([health.md](health.md)). `advice` is the remedy.",
+    "node_check_failed": "A health check of this node failed ([health.md](../health.md)). `advice` is the remedy.",
     "node_check_again": "The failed health checks run again after the pause of `--health_retry`.",
     "node_check_broken": "A health check of a plugin raised an exception. Elastic ignores the check.",
     "node_checked": "All health checks of this node have passed, and at least one of them ran as a process.",
@@ -321,9 +321,9 @@ def _keys(values: Iterable[ast.expr | None], dicts: Sequence[tuple[int, ast.Dict
 
 
 PAGES = {
-    "flags.md": flags,
-    "environment.md": environment,
-    "events.md": events,
+    "reference/flags.md": flags,
+    "reference/environment.md": environment,
+    "reference/events.md": events,
     "reference/known_failures.md": known_failures,
 }
 

@@ -1,7 +1,7 @@
 """A deterministic simulator of the rendezvous protocol: real agents, a simulated store and network, virtual time.
 
 A seed gives one *plan*: a job, latencies and a list of faults. A plan gives one course of events, which the invariants
-and rules of ``docs/protocol.md`` are checked against. The modules, from the foundations up:
+and rules of ``docs/internals/protocol.md`` are checked against. The modules, from the foundations up:
 
 * ``engine`` is virtual time: greenlets as threads, clocks that drift. ``runtime`` passes it to core's drivers.
 * ``store`` is a store behind a network: a ``channel`` leads from each host to a server, a ``replica``. ``peers`` is the

@@ -16,8 +16,9 @@ Simulate the rendezvous protocol under faults, in virtual time.
 
 Elastic's own agents run over a simulated store, network and clocks. Agents crash, hosts lose power, networks
 partition, the store loses data. A plan is one job with its faults; a seed and a profile (a mix of faults) give
-one plan, and a plan gives one course of events. All rules of docs/protocol.md are checked at each event. Without
-an option that names a plan, a campaign of many plans runs on all CPUs. The exit code is 1 if a rule is violated.
+one plan, and a plan gives one course of events. All rules of docs/internals/protocol.md are checked at each event.
+Without an option that names a plan, a campaign of many plans runs on all CPUs. The exit code is 1 if a rule is
+violated.
 """
 EXAMPLES = """\
 examples:
@@ -28,7 +29,7 @@ examples:
                                                       reduce a violated plan, and keep it as a regression test
   python -m simulator --replay tests/simulator/found/NAME.json
 
-docs/simulator.md lists the faults, the checks and the profiles.
+docs/internals/simulator.md lists the faults, the checks and the profiles.
 """
 
 

@@ -1,8 +1,8 @@
 """The assumptions of the rules S1 to S8: a profile that breaks each, and the invariants that hold all the same.
 
 A profile names the invariants that do not hold without its assumption; they are measured. Any other violation counts as
-usual, and so do two rounds of one run that train at once for longer than stated here. ``docs/protocol.md`` has the
-consequences as a table; ``python -m simulator.measure`` measures them.
+usual, and so do two rounds of one run that train at once for longer than stated here. ``docs/internals/protocol.md``
+has the consequences as a table; ``python -m simulator.measure`` measures them.
 """
 
 from __future__ import annotations

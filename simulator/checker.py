@@ -1,8 +1,8 @@
 """The simulation's ground truth, and the invariants that it checks.
 
-The invariants are those of ``docs/protocol.md``: I1 to I13, S1 and S4; I10 is in ``forgeries``. Checkpoints (I6, I7)
-and samples (I8) are not the rendezvous's, with one exception, checked as I6: no step of a round is trained after one of
-a later round. The fencing of checkpoints by their rounds depends on it.
+The invariants are those of ``docs/internals/protocol.md``: I1 to I13, S1 and S4; I10 is in ``forgeries``. Checkpoints
+(I6, I7) and samples (I8) are not the rendezvous's, with one exception, checked as I6: no step of a round is trained
+after one of a later round. The fencing of checkpoints by their rounds depends on it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def played(trace: list[Change], interval: float, start: float = RESTART_SECONDS)
 
 
 def main() -> None:
-    """Print the table of ``docs/simulator.md``."""
+    """Print the table of ``docs/internals/simulator.md``."""
     parser = argparse.ArgumentParser(prog="python -m simulator.spot", description=__doc__)
     parser.add_argument("traces", nargs="*", default=TRACES, help=f"traces to play [{' '.join(TRACES)}]")
     parser.add_argument(

@@ -149,9 +149,7 @@ def test_the_pause_is_the_longest_time_without_a_step(paces: list[Pace], expecte
     assert longest_pause(paces, since=10) == expected
 
 
-def test_what_a_worker_keeps_of_its_pace_can_be_read_while_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pace_of_a_worker_can_be_read_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([1.0, 1.001, 3.5, 3.502])
     monkeypatch.setenv("LOCAL_RANK", "3")
     keeper = PaceKeeper(tmp_path, lambda: next(ticks))
@@ -223,7 +221,7 @@ def sample(seconds: float | None, requests: float = 5.0, leader: float = 17.0, s
     return Sample(seconds, seconds, requests, leader, size)
 
 
-def test_what_a_node_asks_is_told_of_jobs_that_came_to_an_end() -> None:
+def test_the_requests_of_a_node_are_those_of_jobs_that_came_to_an_end() -> None:
     assert rendezvous.cost([sample(0.1), sample(None, 900.0), sample(0.2)]) == "5.0 requests (leader 17), 6.1 kB"
     assert rendezvous.cost([sample(1.0, leader=math.nan)]) == "5.0 requests, 6.1 kB"
     assert rendezvous.cost([sample(None)]) == rendezvous.cost([]) == "-"

@@ -179,7 +179,7 @@ def test_without_a_plugin_failures_are_not_explained(run: Callable[..., Agent], 
     assert (incident["class"], incident["known_failure"]) == ("unknown", None)
 
 
-def test_what_a_driver_logs_begins_like_the_agents_own_lines(run: Callable[..., Agent]) -> None:
+def test_a_line_that_a_driver_logs_begins_like_the_agents_own_lines(run: Callable[..., Agent]) -> None:
     agent = run("--plugin=chatty", "--no_python", "true")
     assert agent.exit_code() == 0
     host = socket.gethostname().partition(".")[0]

@@ -530,7 +530,7 @@ def test_a_cause_is_what_ended_the_program(programs: Programs, story: Story, war
 
 @pytest.mark.parametrize("warm", [False, True], ids=["fresh", "warm"])
 @pytest.mark.parametrize("story", [pytest.param(story, id=story.name) for story in TORCH])
-def test_what_torch_wraps_is_unwrapped(torch_programs: Programs, story: Story, warm: bool) -> None:
+def test_an_exception_that_torch_wraps_is_unwrapped(torch_programs: Programs, story: Story, warm: bool) -> None:
     check(torch_programs, story, warm=warm)
 
 

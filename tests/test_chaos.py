@@ -32,7 +32,7 @@ class Job:
         return {report["store"] for report in self.steps(self.stage.agents)}
 
     def whole(self, before: set[str]) -> bool:
-        """Whether all who should be alive train together, in a round that came after those of ``before``."""
+        """Return True if all who should be alive train together, in a round that came after those of ``before``."""
         newest = [agent.reports("training")[-NPROC:] for agent in self.alive]
         if any(len(reports) < NPROC for reports in newest):
             return False

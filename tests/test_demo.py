@@ -1,4 +1,4 @@
-"""What the README shows first."""
+"""The first example of the README."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ NAMES = {project(folder)["name"] for folder in FOLDERS}
 
 
 def requirements(folder: Path) -> dict[str, str]:
-    """What a distribution needs, with its extras: the version of each, by its name."""
+    """Return the requirements of a distribution, with its extras: the version of each, by its name."""
     table = project(folder)
     found = map(Requirement, [*table["dependencies"], *chain(*table.get("optional-dependencies", {}).values())])
     return {requirement.name: str(requirement.specifier) for requirement in found}

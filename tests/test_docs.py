@@ -19,12 +19,12 @@ from elastic_core.protocol.roster import NodeRow
 from elastic_torchrun.torch_names import MODULES
 
 ROOT = Path(__file__).parents[1]
-PROTOCOL = ROOT / "docs" / "protocol.md"
+PROTOCOL = ROOT / "docs" / "internals" / "protocol.md"
 TREES = ("core", "plugins", "examples", "tests", "benchmarks", "docs")
 SOURCES = [path for path in ROOT.glob("*/src") if path.is_dir()] + sorted(ROOT.glob("*/*/src"))
 PAGES = sorted([*ROOT.glob("*.md"), *(page for tree in TREES for page in (ROOT / tree).rglob("*.md"))])
 BASES = [ROOT, ROOT / "core" / "src", *SOURCES, ROOT / "tests" / "harness"]
-"""Where paths in pages begin; besides, in the folder of the page."""
+"""The roots of paths in pages, besides the folder of the page."""
 RULE = re.compile(r"\b[SLIP][1-9][0-9]?\b")
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -222,13 +222,13 @@ def test_a_page_that_is_made_is_what_the_code_says(name: str) -> None:
 def test_the_index_has_every_page() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(text(index))}
-    assert set((ROOT / "docs").glob("*.md")) - linked == {index}
+    assert set((ROOT / "docs").rglob("*.md")) - linked == {index}
 
 
 def test_the_profiles_of_the_simulator_that_pages_name_exist() -> None:
     assumptions = text(PROTOCOL).partition("\n## Assumptions\n")[2].partition("\n## ")[0]
     named = re.findall(r"^\| [^|]* \| [^|]*\(`(\w+)`\) \|", assumptions, flags=re.MULTILINE)
-    rules = text(ROOT / "docs" / "simulator.md").partition("\n## Profiles ")[2].partition("\n## ")[0]
+    rules = text(ROOT / "docs" / "internals" / "simulator.md").partition("\n## Profiles ")[2].partition("\n## ")[0]
     named += re.findall(r"^\| `(\w+)` \|", rules, flags=re.MULTILINE)
     assert len(named) > 20
     assert set(named) - PROFILES.keys() - ASSUMPTIONS.keys() == set()
@@ -237,17 +237,17 @@ def test_the_profiles_of_the_simulator_that_pages_name_exist() -> None:
 # Sizes ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("page", "most"), [("README.md", 80), ("docs/architecture.md", 120)])
+@pytest.mark.parametrize(("page", "most"), [("README.md", 80), ("docs/internals/architecture.md", 120)])
 def test_a_page_that_is_read_first_is_short(page: str, most: int) -> None:
     assert len(text(ROOT / page).splitlines()) <= most
 
 
 def test_the_table_of_packages_is_the_contract_of_import_linter() -> None:
     contract = text(ROOT / "pyproject.toml").partition("\nlayers = [\n")[2].partition("\n]\n")[0]
-    rows = text(ROOT / "docs" / "architecture.md").partition("\n## Packages\n")[2]
+    rows = text(ROOT / "docs" / "internals" / "architecture.md").partition("\n## Packages\n")[2]
     shown = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`[^|]*) \|", rows, flags=re.MULTILINE)]
     assert shown == [line.strip(' ",').split(" | ") for line in contract.splitlines()]
 
 
 def test_the_architecture_has_three_diagrams() -> None:
-    assert text(ROOT / "docs" / "architecture.md").count("```mermaid") == 3
+    assert text(ROOT / "docs" / "internals" / "architecture.md").count("```mermaid") == 3

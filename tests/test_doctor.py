@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-m", "elastic_core", "doctor")
 
 @dataclass
 class Said:
-    """What came of it."""
+    """The result of ``elastic doctor``."""
 
     exit_code: int
     findings: Mapping[str, Mapping[str, Any]]

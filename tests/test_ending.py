@@ -91,7 +91,7 @@ def test_the_other_nodes_outlive_a_killed_agent(stage: Stage, file_rendezvous: l
 @pytest.mark.parametrize("backend", ["local", "c10d"])
 @pytest.mark.parametrize("stream", ["<&-", ">&-", "<&- >&-"])
 def test_a_closed_standard_stream_is_nobody_elses(stage: Stage, tmp_path: Path, backend: str, stream: str) -> None:
-    """What the agent opens first must not become its own, or its workers', standard stream."""
+    """The first file that the agent opens must not become its own, or its workers', standard stream."""
     flags = "" if backend == "local" else " ".join(over(backend, tmp_path))
     shown = tmp_path / "fds"
     worker = f"--no_python sh -c 'readlink /proc/self/fd/0 > {shown}'"
@@ -136,7 +136,7 @@ def test_a_frozen_store_does_not_keep_an_agent_from_ending(stage: Stage, tmp_pat
     assert "terminate called" not in guest.output
 
 
-def test_who_comes_to_a_full_job_is_told_that_it_waits(stage: Stage, file_rendezvous: list[str]) -> None:
+def test_a_node_that_comes_to_a_full_job_prints_that_it_waits(stage: Stage, file_rendezvous: list[str]) -> None:
     first = stage.run(*file_rendezvous, WORKERS / "sleeper.py")
     first.wait_for_report("started")
     second = stage.run(*file_rendezvous, WORKERS / "sleeper.py")

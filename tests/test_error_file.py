@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def written(agent: Agent, code: int, file: Path) -> dict[str, Any]:
-    """What a launcher that ends with this exit code has written."""
+    """Return the error file of a launcher that ends with this exit code."""
     assert agent.exit_code() == code, agent.output
     data = json.loads(file.read_text())
     assert isinstance(data, dict)
@@ -79,7 +79,7 @@ def test_every_node_writes_the_first_failure_of_all(stage: Stage, file_rendezvou
 
 
 def test_a_store_that_is_lost_while_workers_train_is_written_down(stage: Stage, file: Path) -> None:
-    """What failed afterwards is said too, but the job has not ended because of it."""
+    """Later failures are named too, but the job has not ended because of them."""
     script = stage.folder / "train.py"
     script.write_text("import signal\nprint('pauses', flush=True)\nsignal.pause()\n")
     command = ["--nnodes=2", "--max_restarts=1", "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]

@@ -139,7 +139,7 @@ def test_a_wrong_password_ends_the_run_at_once_and_is_never_shown(stage: Stage, 
     assert "hunter2" not in refused.output
 
 
-def test_nobody_there_is_said_with_the_exit_code_of_it(stage: Stage) -> None:
+def test_an_unreachable_etcd_has_an_exit_code_of_its_own(stage: Stage) -> None:
     with refusing_port() as port:
         flags = ["--rdzv_backend=etcd", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_conf=join_timeout=2"]
         agent = stage.run(*flags, WORKERS / "sleeper.py")

@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the stage's agents run, with a worker there and a program that calls torch's launcher."""
+    """Return the folder of the stage's agents, with a worker there and a program that calls torch's launcher."""
     (tmp_path / "worker.py").write_text(WORKER)
     (tmp_path / "caller.py").write_text(CALLER)
     return tmp_path
@@ -73,7 +73,7 @@ def execute(stage: Stage, *command: str) -> Agent:
 
 
 def announced(agent: Agent) -> list[str]:
-    """What `elastic exec` has said."""
+    """Return the messages of `elastic exec`."""
     return [line for line in agent.lines if line.startswith("elastic: ") and "warning" not in line]
 
 
@@ -129,7 +129,7 @@ def test_the_old_launcher_gives_scripts_their_local_rank(stage: Stage, folder: P
     assert given == [["--local-rank=0", "x"], ["--local-rank=1", "x"]]
 
 
-def test_what_elastic_does_not_take_is_passed_on_to_torch(stage: Stage, folder: Path) -> None:
+def test_a_flag_that_elastic_does_not_take_is_passed_on_to_torch(stage: Stage, folder: Path) -> None:
     agent = execute(stage, "torchrun", "--standalone", "--rdzv_conf=unknown=1", "worker.py")
     assert agent.exit_code() == 0
     [said] = announced(agent)

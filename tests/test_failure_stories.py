@@ -1,7 +1,7 @@
 """Twelve failures of jobs on two nodes, over every backend: each node names the first cause, in at most 15 lines.
 
-``docs/failure_stories.md`` shows the texts, beside torchrun's. ``REWRITE_STORIES=1`` writes the page anew with what
-Elastic prints, ``REWRITE_STORIES=torchrun`` also with what torchrun prints for the same scripts.
+``docs/evidence/failure_stories.md`` shows the texts, beside torchrun's. ``REWRITE_STORIES=1`` writes the page anew with
+what Elastic prints, ``REWRITE_STORIES=torchrun`` also with what torchrun prints for the same scripts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stage import PATIENCE, Agent, Stage, free_port, still_there
 
 from elastic_core.host.oom import find_counter
 
-PAGE = Path(__file__).parents[1] / "docs" / "failure_stories.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "failure_stories.md"
 MOST_LINES = 15
 MEMORY = 512 << 20
 ELASTIC = [sys.executable, "-m", "elastic_core", "run"]
@@ -70,7 +70,7 @@ class Node:
         return found
 
     def has_rank(self, rank: int) -> bool:
-        """Whether a rank was on this node."""
+        """Return True if a rank was on this node."""
         return any(self.logs.glob(f"*/round_1/rank_{rank}"))
 
 
@@ -239,7 +239,7 @@ def test_a_node_whose_only_rank_has_exited_is_named(stage: Stage) -> None:
 
 
 def test_the_core_dump_of_a_crash_is_named(stage: Stage) -> None:
-    """Where the kernel hands core dumps to a program, that program is named if it is systemd's."""
+    """If the kernel hands core dumps to a program, that program is named if it is systemd's."""
     (stage.folder / "train.py").write_text(STORIES["segv"].script)
     with_cores = ["sh", "-c", 'ulimit -c unlimited; exec "$@"', "sh"]
     agent = stage.start([*with_cores, *ELASTIC, "--standalone", "train.py"], env={"LAST": "0"})
@@ -259,7 +259,7 @@ TABLE_HEAD = "| what happens | Elastic | torchrun |\n|---|---|---|\n"
 
 
 def torchrun(stage: Stage, story: Story) -> str:
-    """What torchrun prints for a story on one node with two workers, and how it ends; '' unless it is recorded now."""
+    """Return torchrun's output and end for a story on one node with two workers; '' unless it is recorded now."""
     if REWRITE != "torchrun":
         return ""
     workers = 8 if story.per_node > 2 else 2

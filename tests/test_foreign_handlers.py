@@ -423,7 +423,7 @@ def test_an_installed_handler_is_a_backend_by_its_name(stage: Stage, installed: 
     assert agent.output.count(COST) == 1
 
 
-def test_what_is_installed_is_listed(stage: Stage, installed: dict[str, str]) -> None:
+def test_installed_handlers_are_listed(stage: Stage, installed: dict[str, str]) -> None:
     agent = stage.start([sys.executable, "-m", "elastic_core", "plugins"], env=installed)
     assert agent.exit_code() == 0
     for name in ("my-handlers", "alone", "torchruns"):

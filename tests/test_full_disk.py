@@ -27,7 +27,7 @@ printf %s "$(cat /proc/sys/kernel/random/boot_id)" > $TMPDIR/elastic_left/.elast
 cat /dev/zero > $TMPDIR/elastic_left/filler
 exec "$@"
 """
-"""What a killed agent leaves: as much as the disk holds."""
+"""The files of a killed agent: as much as the disk holds."""
 WHERE = "import os; print('logs in', os.environ['TORCHELASTIC_ERROR_FILE'])"
 LAUNCH = """
 import os
@@ -46,7 +46,7 @@ print("logs in", launched("TORCHELASTIC_ERROR_FILE")[0])
         pytest.param(["-c", LAUNCH], id="a function"),
     ],
 )
-def test_what_a_killed_agent_has_left_on_a_full_disk_is_removed_and_the_next_one_has_the_room(
+def test_files_of_a_killed_agent_on_a_full_disk_are_removed_and_the_next_one_has_the_room(
     tmp_path: Path, command: list[str]
 ) -> None:
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", LEFT, "sh"]

@@ -12,7 +12,7 @@ GUIDE = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="ut
 
 
 @pytest.mark.timeout(600)
-def test_who_follows_the_guide_sees_what_it_shows(stage: Stage, tmp_path: Path) -> None:
+def test_the_commands_of_the_guide_print_what_it_shows(stage: Stage, tmp_path: Path) -> None:
     preload = {"PET_PRELOAD": "torch._dynamo"}  # which saves each worker the time to import it
     reader = Reader(stage, tmp_path, {**WARM, **preload, "CUDA_VISIBLE_DEVICES": ""})
     reader.follow(GUIDE)

@@ -75,7 +75,7 @@ def test_an_upload_ends_after_the_script(stage: Stage, start: dict[str, str]) ->
     assert "SIGKILL" not in agent.output
 
 
-def test_what_is_killed_after_a_success_is_named(stage: Stage) -> None:
+def test_a_process_that_is_killed_after_a_success_is_named(stage: Stage) -> None:
     Path(stage.folder, "train.py").write_text(UPLOADS)
     agent = stage.run("--shutdown_timeout=0.5", "train.py", "trap '' TERM; while :; do sleep 1000; done", env=WARM)
     assert agent.exit_code() == 0

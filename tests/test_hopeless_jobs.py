@@ -42,7 +42,7 @@ while epoch < 7:
     for batch in tqdm(range(20), mininterval=0.02):
         time.sleep(0.02)
     epoch += 1
-    saved.write_text(str(epoch))  # the job's own checkpoint, which nobody else knows
+    saved.write_text(str(epoch))  # the job's own checkpoint, which only the job knows
     if epoch < 7:
         raise RuntimeError(f"the data service gave half a record (hiccup {epoch})")
 """
@@ -122,7 +122,7 @@ def run(stage: Stage, script: str, *flags: str, nodes: int = 1, default: bool = 
 
 
 def lives(agents: list[Agent]) -> int:
-    """How often the workers were started."""
+    """Return how often the workers were started."""
     rounds = [int(number) for line in agents[0].lines for number in re.findall(r"\bround (\d+): ", line)]
     return max(rounds)
 

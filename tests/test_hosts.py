@@ -107,7 +107,7 @@ def training(folder: Path, *flags: object) -> list[object]:
 
 
 def one_after_the_other(folder: Path, least: int) -> bool:
-    """Whether so many rounds at least have been alive, and never two at once."""
+    """Return True if so many rounds at least have been alive, and never two at once."""
     found = lives(folder / "lives")
     assert not (both := two_alive(found)), f"rounds that were alive at once: {both} of {live_spans(found)}"
     return len(live_spans(found)) >= least

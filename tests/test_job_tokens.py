@@ -59,7 +59,7 @@ def connection(backend: str, endpoint: str, token: str | None) -> RendezvousBack
 
 
 def newest_entry(reader: RendezvousBackend) -> Entry:
-    """The newest entry, which everybody can read."""
+    """The newest entry, which every client can read."""
     data = reader.read(reader.wait(Cursor(), roster=False, timeout=0).head) or b""
     return decode_entry(data if data.startswith(b"{") else data[SEAL_BYTES:])
 

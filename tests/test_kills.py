@@ -21,13 +21,13 @@ VICTIMS = {
     "store": ["elastic: service", "elastic_warmstart.worker_store"],
     "worker": ["allreduce.py"],
 }
-"""What the command lines of each kind have in common; an agent is known by its pid."""
+"""The common part of the command lines of each kind; an agent is known by its pid."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
-    """Where the job makes its temporary files."""
+    """Return the folder of the job's temporary files."""
     path = tmp_path / "tmp"
     path.mkdir()
     return path
@@ -59,7 +59,7 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
 
     def whole(self) -> bool:
-        """Whether the newest reports of all workers that should be alive are of one round, that lives."""
+        """Return True if the newest reports of all workers that should be alive are of one round, that lives."""
         newest = [report for agent in self.alive for report in agent.reports("training")[-NPROC:]]
         size = NPROC * len(self.alive)
         if len(newest) < size or {report["world_size"] for report in newest} != {size}:
@@ -72,12 +72,12 @@ class Job:
 
 
 def files(folder: Path) -> list[str]:
-    """What is left there; torch's cache of compiled code is not the job's, and stays by design."""
+    """Return the files that are left there; torch's cache of compiled code is not the job's, and stays by design."""
     return [name for name in os.listdir(folder) if not name.startswith("torchinductor_")]
 
 
 @pytest.mark.timeout(600)
-def test_whatever_is_killed_and_whenever_the_job_goes_on(stage: Stage, temporary: Path, seed: int) -> None:
+def test_the_job_goes_on_whatever_is_killed_and_whenever(stage: Stage, temporary: Path, seed: int) -> None:
     lots = random.Random(seed)
     shared = set(os.listdir(SHARED_MEMORY))
     job = Job(stage, temporary, ["--nnodes=1:2", f"--nproc_per_node={NPROC}", "--max_restarts=100", "-v"])

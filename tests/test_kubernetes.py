@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hosts import hosts
 from PIL import Image
-from pods import PYTHON, Cluster, Job, Pod, documents, job_of, job_of_jobset, jobset_of_trainjob, of_kind
+from pods import PYTHON, Job, Pod, PodCluster, documents, job_of, job_of_jobset, jobset_of_trainjob, of_kind
 from stage import EXAMPLES, WARM, WORKERS, Stage
 
 from elastic_core.exit_codes import ExitCode, signalled
@@ -39,7 +39,7 @@ def done(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(stage: Stage, tmp_path: Path, done: Path) -> Iterator[Cluster]:
+def cluster(stage: Stage, tmp_path: Path, done: Path) -> Iterator[PodCluster]:
     """Machines for a store and some nodes; the image has a script that takes notices."""
     script = [str(WORKERS / "graceful.py"), "--until", str(done), "--state", str(tmp_path / "state")]
     image = {
@@ -49,18 +49,18 @@ def cluster(stage: Stage, tmp_path: Path, done: Path) -> Iterator[Cluster]:
         "/data": [str(tmp_path)],
     }
     with hosts(7) as machines:
-        cluster = Cluster(stage, machines, image)
+        cluster = PodCluster(stage, machines, image)
         try:
             yield cluster
         finally:
             cluster.delete()
 
 
-def store(cluster: Cluster, name: str) -> None:
+def store(cluster: PodCluster, name: str) -> None:
     cluster.serve(documents(DEPLOY / f"{name}.yaml")).agent.wait_for("eady to (serve client|accept conn)")
 
 
-def start(cluster: Cluster, job: Job) -> list[Pod]:
+def start(cluster: PodCluster, job: Job) -> list[Pod]:
     return [cluster.start(job, index) for index in range(job.indexes)]
 
 
@@ -87,7 +87,7 @@ def finish(done: Path, *pods: Pod) -> None:
         assert pod.agent.exit_code() == 0, pod.agent.output
 
 
-def test_a_job_replaces_a_lost_pod_and_a_late_one_trains_nothing(cluster: Cluster, done: Path) -> None:
+def test_a_job_replaces_a_lost_pod_and_a_late_one_trains_nothing(cluster: PodCluster, done: Path) -> None:
     store(cluster, "etcd")
     job = job_of(documents(DEPLOY / "job.yaml"))
     first, second, third = start(cluster, job)
@@ -107,7 +107,7 @@ def test_a_job_replaces_a_lost_pod_and_a_late_one_trains_nothing(cluster: Cluste
     assert not late.agent.reports("training")
 
 
-def test_a_job_that_is_created_again_is_a_new_run(cluster: Cluster, done: Path) -> None:
+def test_a_job_that_is_created_again_is_a_new_run(cluster: PodCluster, done: Path) -> None:
     store(cluster, "etcd")
     done.touch()
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_a_job_that_is_created_again_is_a_new_run(cluster: Cluster, done: Path) 
             assert pod.agent.reports("training"), "the first one's end is not this one's"
 
 
-def test_a_pod_of_a_jobset_that_is_deleted_leaves_without_a_lost_step(cluster: Cluster, done: Path) -> None:
+def test_a_pod_of_a_jobset_that_is_deleted_leaves_without_a_lost_step(cluster: PodCluster, done: Path) -> None:
     store(cluster, "etcd")
     jobset = of_kind("JobSet", documents(DEPLOY / "jobset.yaml"))
     first, second, third = start(cluster, job_of_jobset(jobset))
@@ -132,7 +132,7 @@ def test_a_pod_of_a_jobset_that_is_deleted_leaves_without_a_lost_step(cluster: C
     finish(done, first, third)
 
 
-def test_commands_in_a_pod_find_its_job(cluster: Cluster, done: Path) -> None:
+def test_commands_in_a_pod_find_its_job(cluster: PodCluster, done: Path) -> None:
     store(cluster, "etcd")
     first, second, third = pods = start(cluster, job_of(documents(DEPLOY / "job.yaml")))
     train(pods)
@@ -146,7 +146,7 @@ def test_commands_in_a_pod_find_its_job(cluster: Cluster, done: Path) -> None:
     finish(done, first, third)
 
 
-def test_a_trainjob_over_redis_loses_a_pod(cluster: Cluster, done: Path) -> None:
+def test_a_trainjob_over_redis_loses_a_pod(cluster: PodCluster, done: Path) -> None:
     store(cluster, "redis")
     runtime = of_kind("ClusterTrainingRuntime", documents(DEPLOY / "trainer-runtime.yaml"))
     train_job = of_kind("TrainJob", documents(DEPLOY / "trainjob.yaml"))
@@ -161,7 +161,7 @@ def test_a_trainjob_over_redis_loses_a_pod(cluster: Cluster, done: Path) -> None
     finish(done, pods[0], pods[2])
 
 
-def test_a_wrong_flag_ends_each_pod_with_the_code_that_fails_the_job(cluster: Cluster) -> None:
+def test_a_wrong_flag_ends_each_pod_with_the_code_that_fails_the_job(cluster: PodCluster) -> None:
     store(cluster, "etcd")
     job = job_of(documents(DEPLOY / "job.yaml"))
     job.spec["template"]["spec"]["containers"][0]["args"].insert(0, "--nproc_per_mode=1")
@@ -172,7 +172,7 @@ def test_a_wrong_flag_ends_each_pod_with_the_code_that_fails_the_job(cluster: Cl
 
 
 @pytest.fixture
-def sample(cluster: Cluster, tmp_path: Path) -> Cluster:
+def sample(cluster: PodCluster, tmp_path: Path) -> PodCluster:
     """A cluster with the image of the sample: its script's place is taken by one with the same arguments."""
     workspace = tmp_path / "workspace"
     (workspace / "examples").mkdir(parents=True)
@@ -188,7 +188,7 @@ def sample(cluster: Cluster, tmp_path: Path) -> Cluster:
     return cluster
 
 
-def test_the_elastic_job_of_the_documents_is_rendered_and_trains(sample: Cluster) -> None:
+def test_the_elastic_job_of_the_documents_is_rendered_and_trains(sample: PodCluster) -> None:
     store(sample, "etcd")
     (elastic_job,) = read_jobs(SAMPLE.read_text(encoding="utf-8"), SAMPLE.name, "etcd:2379")
     job = job_of(as_job(elastic_job, PodOptions(backend="etcd")))

@@ -55,7 +55,7 @@ def runs(agent: Agent) -> Agent:
 
 @pytest.mark.everyday("c10d-0", "file-3")
 @pytest.mark.parametrize("code", [0, 3])
-def test_who_comes_for_a_run_that_ends_before_it_has_joined_reports_that_runs_verdict(
+def test_a_node_of_a_run_that_ends_before_it_has_joined_reports_that_runs_verdict(
     stage: Stage, rendezvous: list[str], script: Path, slow: dict[str, str], tmp_path: Path, code: int
 ) -> None:
     first = runs(stage.run("--nnodes=1:2", *rendezvous, script))

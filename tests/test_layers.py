@@ -32,7 +32,7 @@ CORE = ROOT / "core" / "src"
 LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 IMPURE = {"importlib", "logging", "os", "platform", "socket", "subprocess", "threading", "time"}
-"""What protocol would need for a thread, a clock, or I/O."""
+"""Modules that protocol would need for a thread, a clock, or I/O."""
 IN_WARDEN = {
     "elastic_core.exit_codes": "names of exit codes, an enum: the warden says why it could not start a process",
     "elastic_core.warden": "the package, which imports nothing",
@@ -47,7 +47,7 @@ IN_WARDEN = {
 }
 """The modules of core that the warden's process imports, and why; ``client`` and ``messages`` are the agent's."""
 FOR_TORCHRUN = "elastic_torchrun"
-"""What backends may import: they register handlers with plain torchrun, which elastic-torchrun makes when asked."""
+"""Backends may import it: they register handlers with plain torchrun, which elastic-torchrun makes when asked."""
 DISTRIBUTIONS = sorted((ROOT / "plugins").glob("*/src/*/__init__.py"))
 SOURCES = [CORE, *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("examples/*/src"))]
 PACKAGES = sorted(path for source in SOURCES for path in source.rglob("__init__.py"))
@@ -68,7 +68,7 @@ OTHER_NAMES = {
     "elastic_torchrun": "main torchrun",
     "elastic_torch_save": "elastic_core",
 }
-"""What the layout of a package quotes that is no module of it, in lower case and without a dot."""
+"""Names that the layout of a package quotes and that are no modules of it, in lower case and without a dot."""
 MOST_LINES = 410  # of a module: "about 400" in CONTRIBUTING.md
 LONG = {
     "elastic_core/warden/process.py": (436, "an event loop and all its effects"),

@@ -1,4 +1,4 @@
-"""Where a job listens: at the addresses that it tells others of, and nowhere else."""
+"""The listening sockets of a job: at the addresses that it tells others of, and nowhere else."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def finish(agents: list[Agent], done: Path) -> None:
 
 
 def crash_recovers(agents: list[Agent], restart: int) -> None:
-    """A worker is killed, and everybody starts again, in one round."""
+    """A worker is killed, and all workers start again, in one round."""
     agents[1].kill_worker(1)
     for agent in agents:
         agent.wait_for_report("training", world_size=2, restart_count=restart)

@@ -57,7 +57,7 @@ def summary(agent: Agent) -> list[str]:
 
 
 def misses(story: Story, lines: list[str], verdict: Mapping[str, Any], exit_code: int) -> list[str]:
-    """What a node has said otherwise than it should."""
+    """Return the differences of a node's output from the expected one."""
     text, incident = "\n".join(lines), verdict["incident"]
     fields = dict(re.findall(r"^  \|   (\w+) +(.*)$", text, re.MULTILINE))
     error, where = fields.get("error", ""), fields.get("where", "")

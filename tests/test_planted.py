@@ -1,4 +1,4 @@
-"""Jobs whose store holds what cannot be: whoever meets it says so, nothing of it is run, and healthy workers go on."""
+"""Jobs whose store holds what cannot be: each reader reports it, nothing of it is run, and healthy workers go on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Scribble = Callable[[str], None]
 
 
 class Trap:
-    """Whoever unpickles this makes a file."""
+    """A process that unpickles this makes a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,7 +82,7 @@ def scribble_in_etcd(etcd: Etcd, run_id: str) -> None:
 
 @pytest.fixture
 def trap(tmp_path: Path) -> Iterator[Path]:
-    """Is there only if somebody has unpickled what was planted."""
+    """It exists only if a process has unpickled the planted value."""
     path = tmp_path / "unpickled"
     yield path
     assert not path.exists(), "what was planted has been run"

@@ -1,7 +1,7 @@
 """The pages for authors of plugins: what they show works as it stands, and nothing that there is, is left out.
 
-``docs/writing_a_plugin.md`` is followed to the letter, from its first line to its last, in an empty folder and an
-environment of its own (``tests/harness/pages.py``).
+``docs/authors/writing_a_plugin.md`` is followed to the letter, from its first line to its last, in an empty folder and
+an environment of its own (``tests/harness/pages.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stage import Stage
 from elastic_core.plugins.manager import HOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
-TUTORIAL = DOCS / "writing_a_plugin.md"
+TUTORIAL = DOCS / "authors" / "writing_a_plugin.md"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def reader(stage: Stage, tmp_path: Path) -> Reader:
 
 
 @pytest.mark.timeout(600)
-def test_who_follows_the_tutorial_sees_what_it_shows_and_has_all_three_plugins(reader: Reader) -> None:
+def test_the_commands_of_the_tutorial_print_what_it_shows_and_install_all_three_plugins(reader: Reader) -> None:
     reader.follow(TUTORIAL.read_text(encoding="utf-8"))
     listed = [
         row for row in json.loads(reader.type("elastic plugins --json")) if row["distribution"] == "elastic-board"
@@ -69,6 +69,6 @@ def test_the_tutorial_says_of_every_hook_where_it_runs_and_what_its_exceptions_d
 
 def test_the_page_of_hooks_is_what_the_code_says() -> None:
     rendered: str = runpy.run_path(str(DOCS / "render_hooks.py"))["page"]()
-    page = (DOCS / "plugin_hooks.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "plugin_hooks.md").read_text(encoding="utf-8")
     assert page == rendered, "run: python docs/render_hooks.py"
     assert re.findall(r"^### `(\w+)`$", page, re.MULTILINE) == list(HOOKS)

@@ -1,4 +1,4 @@
-"""How far scripts are, that nobody has changed: what they print is read, in jobs of real agents over two nodes."""
+"""Progress of unchanged scripts: their output is read, in jobs of real agents over two nodes."""
 
 from __future__ import annotations
 

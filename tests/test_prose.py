@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "src" / "elastic_core"
 PLUGINS = sorted((ROOT / "plugins").glob("*/src/*/__init__.py"))
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 TERMS = {
     "chair": "leader",
@@ -30,7 +30,7 @@ TERMS = {
     "nursery": "fork server",
     "complaint": "reachability",
 }
-"""Words that the repository does not use, and the terms of ``docs/glossary.md`` that stand for them."""
+"""Words that the repository does not use, and the terms of ``docs/reference/glossary.md`` that stand for them."""
 OLD = re.compile(rf"\b({'|'.join(TERMS)})s?\b|\bnode's mind\b", re.IGNORECASE)
 IDIOM = re.compile(
     r"\b(?i:nobody|somebody|anybody|everybody|whoever|whomever)\b|(?:^|\. )The same,|\b(?:Return|Yield) the same\b"
@@ -43,7 +43,7 @@ PLAIN = [
     *(path.parent for path in PLUGINS),
     ROOT / "docs",
 ]
-"""What has no idiom."""
+"""The trees without idioms."""
 SIMULATOR = ROOT / "simulator"
 READ = [ROOT / "README.md", *PAGES, *sorted((ROOT / "plugins").glob("*/README.md"))]
 INSIDE = {"agent", "architecture", "decisions", "performance", "protocol", "simulator", "warm_start"}

@@ -229,7 +229,7 @@ def python(*argv: str, folder: Path, stdin: str = "") -> subprocess.CompletedPro
 
 
 def run(script: str, folder: Path) -> object:
-    """What a plain script prints in its last line."""
+    """Return the last line that a plain script prints, as a value."""
     (folder / "script.py").write_text(script)
     done = python("script.py", folder=folder)
     assert done.returncode == 0, done.stderr
@@ -408,7 +408,7 @@ def test_nodes_meet_over_the_handler_that_a_spec_brings(stage: Stage, tmp_path: 
         ("with ThreadPoolExecutor() as pool: pool.submit(Std('true').run).result()", "A job cannot be launched on the"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_words(tmp_path: Path, script: str, said: str) -> None:
+def test_a_nonsensical_argument_is_refused_in_words(tmp_path: Path, script: str, said: str) -> None:
     (tmp_path / "script.py").write_text(
         "import os\n"
         "from concurrent.futures import ThreadPoolExecutor\n"

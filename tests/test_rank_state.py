@@ -16,7 +16,7 @@ QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_
 
 
 def used(*agents: Agent) -> list[Counter[int]]:
-    """How often each sample was used, by epoch: of a step that was taken twice, the second time counts."""
+    """Return how often each sample was used, by epoch: of a step that was taken twice, the second time counts."""
     steps = {(r.rank, r["step"]): (r["epoch"], r["samples"]) for agent in agents for r in agent.reports("step")}
     return [Counter(sample for of, samples in steps.values() if of == epoch for sample in samples) for epoch in (0, 1)]
 
@@ -83,7 +83,7 @@ def test_with_other_ranks_the_next_epoch_begins_and_a_hook_makes_new_states_of_a
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lost", [0, 1])
-def test_what_a_lost_rank_had_of_its_own_is_the_newcomers(
+def test_the_own_state_of_a_lost_rank_goes_to_the_newcomer(
     stage: Stage, tmp_path: Path, file_rendezvous: list[str], lost: int
 ) -> None:
     hold = tmp_path / "hold"
@@ -107,7 +107,7 @@ def test_what_a_lost_rank_had_of_its_own_is_the_newcomers(
     assert used(gone, *nodes) == ONCE
 
 
-def test_what_is_declared_the_same_and_differs_is_refused_by_name(stage: Stage) -> None:
+def test_state_that_is_declared_the_same_and_differs_is_refused_by_name(stage: Stage) -> None:
     agent = stage.run(*TWO, TRAIN, "--differ", env=QUICK)
     assert agent.exit_code() == 1
     agent.wait_for(r"The ranks differ in what is declared to be the same on all of them: extra\['mine'\]\['value'\]\. ")
@@ -115,7 +115,9 @@ def test_what_is_declared_the_same_and_differs_is_refused_by_name(stage: Stage) 
     assert {r["step"] for r in agent.reports("step")} == {1}
 
 
-def test_what_comes_to_differ_later_is_told_in_time_and_costs_no_restart(stage: Stage, tmp_path: Path) -> None:
+def test_state_that_comes_to_differ_later_is_reported_in_time_and_costs_no_restart(
+    stage: Stage, tmp_path: Path
+) -> None:
     hold = tmp_path / "hold"
     job = [TRAIN, "--differ_after=5", "--hold", hold, "--at", 13]
     agent = stage.run(*TWO, "--max_restarts=1", *job, env=QUICK)

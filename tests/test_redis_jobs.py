@@ -66,7 +66,7 @@ def test_a_new_master_takes_over_unnoticed_by_workers_and_a_crash_right_after_re
         before = pids(agents)
         master.replicated()
         master.kill()
-        sentinel.said(r"\+switch-master")
+        sentinel.wait_for_log(r"\+switch-master")
         for agent in agents:
             agent.wait_for("the store answers again")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
@@ -102,7 +102,7 @@ def test_a_new_master_that_lacks_the_last_writes_gets_them_back(
         master.kill()
         with redis.Redis(port=replica.port) as admin:
             assert int(admin.hget(Keys("elastic", "job").all[0], "head")) < written
-        sentinel.said(r"\+switch-master")
+        sentinel.wait_for_log(r"\+switch-master")
         for agent in agents:
             agent.wait_for("the store has lost its last .* entr|the store answers again")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
@@ -113,7 +113,7 @@ def test_a_new_master_that_lacks_the_last_writes_gets_them_back(
         all_finish(done, agents)
 
 
-def test_nobody_waits_for_the_fence_of_members_that_had_stopped_before_the_store_was_emptied(
+def test_no_node_waits_for_the_fence_of_members_that_had_stopped_before_the_store_was_emptied(
     stage: Stage, done: Path, tmp_path: Path
 ) -> None:
     """One member has left in order, and the one that had read that is stopped: the others know it from the ledger."""
@@ -164,7 +164,7 @@ def test_no_process_of_a_job_but_its_agents_knows_the_password(
 
 
 @pytest.mark.parametrize("where", ["no route", "wrong password"])
-def test_who_cannot_get_in_is_told_and_ends(stage: Stage, tmp_path: Path, where: str) -> None:
+def test_a_node_that_cannot_connect_prints_the_reason_and_ends(stage: Stage, tmp_path: Path, where: str) -> None:
     with redis_server(tmp_path / "redis", "requirepass s3cret") as server:
         endpoint = "redis://:wr0ng@" + (server.endpoint if where == "wrong password" else "127.0.0.1:9")
         soon = ["--rdzv_conf=join_timeout=2"] if where == "no route" else []

@@ -50,7 +50,7 @@ def finish(first: Agent, done: Path) -> None:
     assert first.exit_code() == ExitCode.SUCCESS, first.output
 
 
-def test_who_does_not_speak_the_runs_protocol_version_is_refused_and_told_what_to_install(
+def test_a_node_without_the_runs_protocol_version_is_refused_with_the_release_to_install(
     start: Callable[[str], tuple[Agent, Agent]], tmp_path: Path
 ) -> None:
     first, second = start(NEXT_PROTOCOL)

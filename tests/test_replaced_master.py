@@ -30,7 +30,7 @@ def replicated(folder: Path, old: Host, new: Host, *, guarded: bool) -> Iterator
         follow = [*common, f"replicaof {old.ipv4} {master.port}"]
         replica = Daemon(folder / "replica", follow, address=new.ipv4, within=new.command())
         with running(replica):
-            replica.said("<-> REPLICA sync: Finished")
+            replica.wait_for_log("<-> REPLICA sync: Finished")
             watch = [
                 "port {port}",
                 "protected-mode no",
@@ -45,8 +45,8 @@ def replicated(folder: Path, old: Host, new: Host, *, guarded: bool) -> Iterator
             ]
             with running(*sentinels):
                 for sentinel in sentinels:
-                    sentinel.said(r"\+slave")
-                    sentinel.said(r"\+sentinel ", count=2)
+                    sentinel.wait_for_log(r"\+slave")
+                    sentinel.wait_for_log(r"\+sentinel ", count=2)
                 yield ",".join(sentinel.endpoint for sentinel in sentinels), sentinels
 
 
@@ -71,7 +71,7 @@ def test_the_round_on_a_replaced_masters_side_is_over_before_the_next_begins(
         spare = run(stage, new, *job)
         spare.wait_for("the job has all 1 node.s. that it takes")
         old.shut_out(new)
-        sentinels[1].said(r"\+switch-master")
+        sentinels[1].wait_for_log(r"\+switch-master")
         spare.wait_for_report("training", world_size=1)
         spare.wait_for_report("step", count=5)
         (tmp_path / "done").touch()

@@ -54,7 +54,7 @@ def small(tmp_path: Path) -> Iterator[Small]:
 
 
 def rescued(directory: Path) -> dict[Path, dict[str, Any]]:
-    """What the snapshots in a directory are, by file."""
+    """Return the descriptions of the snapshots in a directory, by file."""
     return {path.with_suffix(".snapshot"): json.loads(path.read_text()) for path in directory.rglob("*.json")}
 
 

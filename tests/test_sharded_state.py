@@ -12,7 +12,7 @@ from stage import WARM, WORKERS, Agent, Report, Stage
 
 TRAIN = WORKERS / "fsdp_state.py"
 PRELOAD = ["--preload=torch,torch._dynamo"]
-"""What DTensors import when they are first made, else each worker does."""
+"""Imports of the first DTensor, else each worker makes them."""
 
 
 def digests(*agents: Agent, event: str = "done") -> set[str]:

@@ -19,7 +19,7 @@ HANDLED = f"--signals_to_handle={','.join(SIGNALS)}"
 
 
 def received(agent: Agent) -> list[str]:
-    """What its workers got, in order."""
+    """Return the signals of its workers, in order."""
     return [report["name"] for report in agent.reports("signal")]
 
 

@@ -79,7 +79,7 @@ def pair(stage: Stage, backend: str, store: Store, done: Path, *flags: str, conf
 
 @pytest.mark.everyday("redis")
 @pytest.mark.parametrize("backend", ["redis", pytest.param("etcd", marks=pytest.mark.variant), "c10d"])
-def test_nobody_is_restarted_when_the_store_is_stopped_for_a_while(
+def test_no_worker_is_restarted_when_the_store_is_stopped_for_a_while(
     stage: Stage, tmp_path: Path, done: Path, backend: str
 ) -> None:
     with server(backend, tmp_path / "server") as store:
@@ -87,7 +87,7 @@ def test_nobody_is_restarted_when_the_store_is_stopped_for_a_while(
         store.stop()
         train_for(stage, agents, STOPPED_FOR)
         store.go_on()
-        train_for(stage, agents, STOPPED_FOR)  # long enough for whoever is lost to be found
+        train_for(stage, agents, STOPPED_FOR)  # long enough for a lost node to be found
         agents[1].kill_worker(max(agents[1].workers()))
         train_again(agents, 1)
         done.touch()

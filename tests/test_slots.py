@@ -1,4 +1,4 @@
-"""Rule S8 among real agents of one host: nobody waits ten minutes for the fence of who has gone from its slot."""
+"""Rule S8 among real agents of one host: no node waits ten minutes for the fence of one that has gone from its slot."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from elastic_core.agent.slot import Slot
 
 @pytest.fixture
 def name() -> str:
-    """A job that nobody else on this host has, and so with all its slots free."""
+    """A job that no other process on this host has, and so with all its slots free."""
     return f"slots-{uuid.uuid4().hex}"
 
 
 @pytest.fixture
 def command(name: str, tmp_path: Path) -> list[object]:
-    """One node at a time, and whoever comes besides waits."""
+    """One node at a time, and any other one waits."""
     rendezvous = ["--rdzv_backend=file", f"--rdzv_endpoint={tmp_path / 'rdzv'}", f"--rdzv_id={name}"]
     return [*rendezvous, WORKERS / "barrier.py", "--until", tmp_path / "done"]
 
@@ -109,8 +109,8 @@ def test_no_round_begins_while_a_child_of_a_killed_nodes_worker_trains_on(
     assert two_alive(lives(folder)) == []
 
 
-def test_what_a_killed_agent_and_its_warden_leave_behind_the_next_agent_removes(stage: Stage, tmp_path: Path) -> None:
-    """Not before the last process of that node is gone, nor the logs that somebody wanted."""
+def test_the_next_agent_removes_the_files_of_a_killed_agent_and_its_warden(stage: Stage, tmp_path: Path) -> None:
+    """Not before the last process of that node is gone, nor the logs that a user wanted."""
     (temporary := tmp_path / "tmp").mkdir()
     (wrapper := tmp_path / "wrap.sh").write_text(WRAPPER)
     wrapper.chmod(0o755)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from slurm_cluster import LOGIN, Cluster, Job, slurm_cluster
+from slurm_cluster import LOGIN, SlurmCluster, SlurmJob, slurm_cluster
 from stage import COLD, WORKERS, parse
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
@@ -22,7 +22,7 @@ ELASTIC = f"{sys.executable} -m elastic_core"
 
 
 @pytest.fixture(scope="module")
-def cluster_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as running:
         (running.folder / "bin").mkdir()
         command = running.folder / "bin" / "elastic"
@@ -32,21 +32,21 @@ def cluster_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
 
 
 @pytest.fixture
-def cluster(cluster_of_module: Cluster) -> Iterator[Cluster]:
+def cluster(cluster_of_module: SlurmCluster) -> Iterator[SlurmCluster]:
     """The cluster, without jobs and with all of its nodes."""
     yield cluster_of_module
     cluster_of_module.clear()
 
 
 @pytest.fixture
-def folder(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
+def folder(cluster: SlurmCluster, request: pytest.FixtureRequest) -> Path:
     """The folder of the test, which all nodes see."""
     folder = cluster.shared / str(request.node.name)
     folder.mkdir()
     return folder
 
 
-def environment(cluster: Cluster, folder: Path | None = None, **more: str) -> dict[str, str]:
+def environment(cluster: SlurmCluster, folder: Path | None = None, **more: str) -> dict[str, str]:
     """Return the variables of a user: ``elastic`` on PATH, and perhaps a directory that is said to be shared."""
     path = f"{cluster.folder}/bin:{cluster.environ['PATH']}"
     return {**COLD, "PATH": path, "ELASTIC_SHARED_DIRECTORY": str(folder or ""), **more}
@@ -62,14 +62,14 @@ def finish(folder: Path) -> None:
     (folder / "done").touch()
 
 
-def reports(job: Job, event: str) -> list[tuple[int, int]]:
+def reports(job: SlurmJob, event: str) -> list[tuple[int, int]]:
     """Return world size and step of each report of this kind, in order."""
     complete, _, _ = job.output.rpartition("\n")  # the last line may be half-written
     found = [report for line in complete.splitlines() if (report := parse(line)) is not None]
     return [(report["world_size"], report["step"]) for report in found if report.event == event]
 
 
-def wait_for_reports(job: Job, event: str, world_size: int, count: int) -> None:
+def wait_for_reports(job: SlurmJob, event: str, world_size: int, count: int) -> None:
     """Wait for so many reports of workers in a world of this size."""
     job.cluster.wait_for(
         lambda: [size for size, _ in reports(job, event)].count(world_size) >= count,
@@ -80,7 +80,7 @@ def wait_for_reports(job: Job, event: str, world_size: int, count: int) -> None:
 # What is taken from Slurm -------------------------------------------------------------------------------------------
 
 
-def test_no_scontrol(cluster: Cluster, folder: Path) -> None:
+def test_no_scontrol(cluster: SlurmCluster, folder: Path) -> None:
     """A job of fixed size, whose PATH has nothing but ``elastic``."""
     finish(folder)
     script = adapted("fixed", nodes=None).replace("gpus-per-node=8", "gpus-per-node=2")
@@ -94,7 +94,7 @@ def test_no_scontrol(cluster: Cluster, folder: Path) -> None:
     assert "--nproc_per_node=2 (CUDA_VISIBLE_DEVICES)" in line
 
 
-def test_login_node_address(cluster: Cluster, folder: Path) -> None:
+def test_login_node_address(cluster: SlurmCluster, folder: Path) -> None:
     """A step that is started on the login node: Slurm's variables of the submitting host name a host without a job."""
     finish(folder)
     script = f'echo "launched from $SLURM_LAUNCH_NODE_IPADDR"; exec elastic run {steps(folder)}'
@@ -106,7 +106,7 @@ def test_login_node_address(cluster: Cluster, folder: Path) -> None:
     assert output.count('"event": "done"') == 2, output
 
 
-def test_each_node_alone(cluster: Cluster, folder: Path) -> None:
+def test_each_node_alone(cluster: SlurmCluster, folder: Path) -> None:
     finish(folder)
     run, alone = f"elastic run {steps(folder)}", f"elastic run --standalone {steps(folder)}"
     script = "\n".join(f'{line}; echo "exit code $?"' for line in (run, f"srun -N1 -n1 {run}", f"srun {run}", alone))
@@ -126,7 +126,7 @@ def test_each_node_alone(cluster: Cluster, folder: Path) -> None:
     assert "This host is not one of the 2 nodes of Slurm job" in output
 
 
-def test_a_heterogeneous_job_has_as_many_workers_as_each_node_has_gpus(cluster: Cluster, folder: Path) -> None:
+def test_a_heterogeneous_job_has_as_many_workers_as_each_node_has_gpus(cluster: SlurmCluster, folder: Path) -> None:
     finish(folder)
     script = adapted("heterogeneous", nodes=None)
     script = script.replace("gpus-per-node=4", "gpus-per-node=1").replace("gpus-per-node=8", "gpus-per-node=2")
@@ -156,12 +156,12 @@ def with_arguments(script: str, arguments: str) -> str:
     return script.replace('"$@"', arguments)
 
 
-def test_a_killed_node_and_a_killed_head_node_come_back_to_an_array(cluster: Cluster, folder: Path) -> None:
+def test_a_killed_node_and_a_killed_head_node_come_back_to_an_array(cluster: SlurmCluster, folder: Path) -> None:
     script = adapted("elastic", nodes=1, array="0-3").replace("--nnodes=2:8", "--nnodes=1:4")
     script = with_arguments(script, f"--rdzv_conf=beat_interval=0.5,lost_after=2 {steps(folder)}")
     output = f"--output={folder}/out.txt"
     array = cluster.submit(script, output, env=environment(cluster, folder))
-    job = Job(cluster, array.number, folder / "out.txt")
+    job = SlurmJob(cluster, array.number, folder / "out.txt")
     wait_for_reports(job, "training", 4, 4)
     for killed in ("node2", "node0"):  # the second one is the first task's, with the job's first rank
         before = [size for size, _ in reports(job, "training")]
@@ -174,7 +174,7 @@ def test_a_killed_node_and_a_killed_head_node_come_back_to_an_array(cluster: Clu
     cluster.wait_for(lambda: [size for size, _ in reports(job, "done")].count(4) == 4, "the job is done")
 
 
-def test_head_node_killed(cluster: Cluster, folder: Path) -> None:
+def test_head_node_killed(cluster: SlurmCluster, folder: Path) -> None:
     """A step that is started on the login node outlives the first node of its list."""
     flags = "--nnodes=2:4 --rdzv_conf=beat_interval=0.5,lost_after=2"
     command = f"srun --nodes=4 --no-kill --kill-on-bad-exit=0 --wait=0 elastic run {flags} {steps(folder)}"
@@ -188,7 +188,7 @@ def test_head_node_killed(cluster: Cluster, folder: Path) -> None:
             stderr=out,
         )
     try:
-        job = Job(cluster, 0, output)
+        job = SlurmJob(cluster, 0, output)
         wait_for_reports(job, "training", 4, 4)
         cluster.kill_node("node0")
         wait_for_reports(job, "training", 3, 3)
@@ -201,7 +201,7 @@ def test_head_node_killed(cluster: Cluster, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["scontrol", "node_failure"])
-def test_job_requeued(cluster: Cluster, folder: Path, why: str) -> None:
+def test_job_requeued(cluster: SlurmCluster, folder: Path, why: str) -> None:
     """The next run has the same id and another uid, and goes on from the checkpoint, perhaps on other nodes."""
     (folder / "state").write_text("700")
     job = cluster.submit(
@@ -209,7 +209,7 @@ def test_job_requeued(cluster: Cluster, folder: Path, why: str) -> None:
         *("--exclusive", f"--output={folder}/out.txt"),
         env=environment(cluster, folder),
     )
-    job = Job(cluster, job.number, folder / "out.txt")
+    job = SlurmJob(cluster, job.number, folder / "out.txt")
     wait_for_reports(job, "training", 2, 2)
     if why == "scontrol":
         cluster.call("scontrol", "requeue", job.number)
@@ -224,14 +224,14 @@ def test_job_requeued(cluster: Cluster, folder: Path, why: str) -> None:
     assert job.output.count(f"--rdzv_id={job.number}.0") == 2  # the id is the same in both runs
 
 
-def test_preempted(cluster: Cluster, folder: Path) -> None:
+def test_preempted(cluster: SlurmCluster, folder: Path) -> None:
     """A job of a better partition takes the nodes: all workers stop at one step before, and go on at it afterwards."""
     job = cluster.submit(
         with_arguments(adapted("requeue"), f"{steps(folder)} --ignore_sigterm"),
         *("--exclusive", "--nodelist=node[0-1]", f"--output={folder}/out.txt"),
         env=environment(cluster, folder),
     )
-    job = Job(cluster, job.number, folder / "out.txt")
+    job = SlurmJob(cluster, job.number, folder / "out.txt")
     wait_for_reports(job, "stepped", 2, 2)
     urgent = cluster.submit("hostname", "--partition=urgent", "--nodes=2", "--exclusive", "--nodelist=node[0-1]")
     urgent.wait_for_state("COMPLETED")
@@ -243,14 +243,14 @@ def test_preempted(cluster: Cluster, folder: Path) -> None:
     assert reports(job, "training")[2:] == [(2, stopped)] * 2
 
 
-def test_chain(cluster: Cluster, folder: Path) -> None:
+def test_chain(cluster: SlurmCluster, folder: Path) -> None:
     """The time limit is near: the script tells the agents, all workers save, and the script queues the job again."""
     job = cluster.submit(
         with_arguments(adapted("requeue"), steps(folder)),
         f"--output={folder}/out.txt",
         env=environment(cluster, folder),
     )
-    job = Job(cluster, job.number, folder / "out.txt")
+    job = SlurmJob(cluster, job.number, folder / "out.txt")
     wait_for_reports(job, "stepped", 2, 2)
     cluster.call("scancel", "--batch", "--signal=USR1", job.number)  # as Slurm does 120 s before the limit
     wait_for_reports(job, "training", 2, 4)
@@ -262,7 +262,7 @@ def test_chain(cluster: Cluster, folder: Path) -> None:
 
 
 def test_a_failure_of_the_program_ends_the_chain_and_one_of_the_machine_does_not(
-    cluster: Cluster, folder: Path
+    cluster: SlurmCluster, folder: Path
 ) -> None:
     worker = folder / "fails.py"
     worker.write_text(
@@ -276,18 +276,18 @@ def test_a_failure_of_the_program_ends_the_chain_and_one_of_the_machine_does_not
         f"--output={folder}/out.txt",
         env=environment(cluster, folder),
     )
-    job = Job(cluster, job.number, folder / "out.txt")
+    job = SlurmJob(cluster, job.number, folder / "out.txt")
     job.wait_for_state("FAILED")
     assert "run 1 ended with 79: queued again" in job.output
     assert (job.exit_code, job.shown("Restarts")) == (1, "1")
 
 
-def test_a_spare_of_one_allocation_takes_the_place_of_a_killed_node(cluster: Cluster, folder: Path) -> None:
+def test_a_spare_of_one_allocation_takes_the_place_of_a_killed_node(cluster: SlurmCluster, folder: Path) -> None:
     script = re.sub(r"#SBATCH --gpus-per-node=\d+\n", "", (DEPLOY / "spares.sbatch").read_text())
     script = script.replace("--nodes=5", "--nodes=4").replace("--nnodes=4", "--nnodes=3").replace("24:00:00", "10")
     script = with_arguments(script, f"--rdzv_conf=beat_interval=0.5,lost_after=2 {steps(folder)}")
     job = cluster.submit(script, f"--output={folder}/out.txt", env=environment(cluster, folder))
-    job = Job(cluster, job.number, folder / "out.txt")
+    job = SlurmJob(cluster, job.number, folder / "out.txt")
     wait_for_reports(job, "training", 3, 3)
     cluster.wait_for(lambda: re.search(r"(node\d): .* as a spare", job.output), "a node waits as a spare")
     spare = re.findall(r"(node\d): .* as a spare", job.output)[0]
@@ -299,7 +299,7 @@ def test_a_spare_of_one_allocation_takes_the_place_of_a_killed_node(cluster: Clu
     assert "queued again" not in job.output
 
 
-def test_a_script_that_saves_on_sigterm_has_the_time_of_the_notice(cluster: Cluster, folder: Path) -> None:
+def test_a_script_that_saves_on_sigterm_has_the_time_of_the_notice(cluster: SlurmCluster, folder: Path) -> None:
     """It takes no notices from its agent. The batch script tells the agents, as Slurm does 120 s before the limit."""
     script = folder / "saves.py"
     script.write_text(
@@ -320,7 +320,7 @@ def test_a_script_that_saves_on_sigterm_has_the_time_of_the_notice(cluster: Clus
         f"--output={folder}/out.txt",
         env=environment(cluster, folder),
     )
-    job = Job(cluster, job.number, folder / "out.txt")
+    job = SlurmJob(cluster, job.number, folder / "out.txt")
     cluster.wait_for(lambda: "training" in job.output, "the script trains")
     cluster.call("scancel", "--batch", "--signal=USR1", job.number)
     job.wait_for_state("COMPLETED")
@@ -328,13 +328,15 @@ def test_a_script_that_saves_on_sigterm_has_the_time_of_the_notice(cluster: Clus
     assert "ended with 151: queued again" in job.output
 
 
-def test_an_array_whose_second_node_comes_after_the_first_has_given_up_trains(cluster: Cluster, folder: Path) -> None:
+def test_an_array_whose_second_node_comes_after_the_first_has_given_up_trains(
+    cluster: SlurmCluster, folder: Path
+) -> None:
     """As on a busy cluster, which has room for one node at a time."""
     finish(folder)
     script = adapted("elastic", nodes=1, array="0-1%1").replace("--nnodes=2:8", "--nnodes=2")
     script = with_arguments(script, f"--rdzv_conf=join_timeout=6 {steps(folder)}").replace("sleep 60", "sleep 1")
     array = cluster.submit(script, f"--output={folder}/out-%a.txt", env=environment(cluster, folder))
-    first, second = (Job(cluster, array.number, folder / f"out-{task}.txt") for task in (0, 1))
+    first, second = (SlurmJob(cluster, array.number, folder / f"out-{task}.txt") for task in (0, 1))
     cluster.wait_for(lambda: "1 of at least 2 nodes are here after 6 s" in first.output, "the first one gives up")
     cluster.call("scontrol", "update", "ArrayTaskThrottle=2", f"JobId={array.number}")
     cluster.wait_for(

@@ -77,7 +77,7 @@ def test_workers_have_the_usual_sigquit(stage: Stage, tmp_path: Path, env: dict[
     assert "blocks" in agent.lines
 
 
-def test_who_names_sigquit_among_the_signals_to_handle_leaves_on_it(stage: Stage) -> None:
+def test_an_agent_with_sigquit_among_the_signals_to_handle_leaves_on_it(stage: Stage) -> None:
     agent = stage.run("--standalone", "--signals_to_handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT", WORKERS / "sleeper.py")
     agent.wait_for_report("started")
     agent.signal(signal.SIGQUIT)

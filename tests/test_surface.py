@@ -18,7 +18,7 @@ SAYS = ["--no_python", "sh", "-c", "echo apple $RANK; echo pear $RANK; echo a ch
 
 
 def environment(agent: Agent) -> list[dict[str, str]]:
-    """What each worker of ``--no_python env -0`` had in its environment, in order of its rank."""
+    """Return the environment of each worker of ``--no_python env -0``, in order of its rank."""
     assert agent.exit_code() == 0, agent.output
     found: list[dict[str, str]] = [json.loads(line) for line in agent.lines if line.startswith("{")]
     return sorted(found, key=lambda variables: int(variables["RANK"]))
@@ -188,7 +188,7 @@ def test_events_are_json_lines_on_demand(stage: Stage) -> None:
         (["--rdzv_conf=keep_alive_interval=5"], "has no effect: say beat_interval for what it means"),
     ],
 )
-def test_what_has_no_effect_says_so_and_harms_nothing(stage: Stage, flags: list[str], warning: str) -> None:
+def test_a_flag_without_effect_warns_and_harms_nothing(stage: Stage, flags: list[str], warning: str) -> None:
     agent = stage.run(*flags, "--no_python", "true")
     assert agent.exit_code() == 0
     [said] = [line for line in agent.lines if line.startswith("elastic: warning: ")]

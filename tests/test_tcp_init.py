@@ -84,7 +84,7 @@ dist.init_process_group(
 
 
 def test_a_store_on_a_port_of_the_scripts_own_is_no_lost_peer(stage: Stage) -> None:
-    """Where the launcher has a store, torch makes all ranks clients of any, so nothing listens there."""
+    """If the launcher has a store, torch makes all ranks clients of any, so nothing listens there."""
     port = free_port()
     (stage.folder / "train.py").write_text(OWN_PORT.replace("PORT", str(port)))
     agent = stage.run("--standalone", "--nproc_per_node=2", "train.py", env=WARM)

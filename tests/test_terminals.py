@@ -16,14 +16,14 @@ from terminal import Terminal
 ELASTIC = [sys.executable, "-m", "elastic_core", "run", "--standalone"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 SIZE = (31, 97)
-PAGE = (Path(__file__).parents[1] / "docs" / "terminals.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "evidence" / "terminals.md").read_text()
 ROWS, COLUMNS = 10, 84
 """The window of the screens on the page."""
 CLOCK_OF_RICH = r"(-:--:--|\d:\d\d:\d\d)\x1b"
 
 
 def shown(stage: Stage, command: list[str], **env: str) -> tuple[int, str]:
-    """How a launcher ends, and what its workers show on a terminal, without its own lines."""
+    """Return the exit code of a launcher, and its workers' output on a terminal, without its own lines."""
     with Terminal(command, stage.folder, stage.environment({"TERM": "xterm-256color", **env}), SIZE) as terminal:
         code = terminal.exit_code()
     return code, re.sub(r"\[elastic\] .*\r\n", "", terminal.text)
@@ -107,7 +107,7 @@ def test_a_traceback_on_a_terminal_is_found_and_has_no_colours_in_the_report(sta
         assert terminal.exit_code() == 1
 
 
-def test_what_a_killed_agent_leaves_on_a_terminal_ends(stage: Stage) -> None:
+def test_processes_of_a_killed_agent_on_a_terminal_end(stage: Stage) -> None:
     with Terminal([*ELASTIC, str(WORKERS / "stubborn.py")], stage.folder, stage.environment(), SIZE) as terminal:
         terminal.wait_for('"started"')
         pids = descendants(terminal.process.pid)

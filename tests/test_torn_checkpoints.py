@@ -100,7 +100,7 @@ def run_reader(stage: Stage, torn: str) -> Agent:
 
 
 @pytest.mark.parametrize("torn", ["data.json", "checkpoint-data/checkpoint-5.json", "kept-checkpoint-5.json"])
-def test_what_lies_outside_the_checkpoint_path_is_never_moved(stage: Stage, torn: str) -> None:
+def test_a_file_outside_the_checkpoint_path_is_never_moved(stage: Stage, torn: str) -> None:
     agent = run_reader(stage, torn)
     assert agent.exit_code() == ExitCode.JOB_FAILED
     assert (stage.folder / torn).read_text() == '{"step": 1'

@@ -25,9 +25,9 @@ TRAIN = WORKERS / "train_state.py"
 TWO = ["--standalone", "--nproc_per_node=2"]
 TERM = 128 + signal.SIGTERM
 QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state.train_state"}
-"""What every one of these workers would import for itself."""
+"""Imports that each of these workers would make for itself."""
 MANY, FEW = 20, 3
-"""How often a run is hurt: MANY times with the first seed and with those of a soak."""
+"""The number of faults in a run: MANY times with the first seed and with those of a soak."""
 EPOCHS, STEPS = 12, 16
 """Of the run that is hurt, and steps of an epoch."""
 LONG = [TRAIN, f"--epochs={EPOCHS}", "--samples=128", "--global_batch=8"]
@@ -43,7 +43,7 @@ def steps(agent: Agent) -> int:
 
 
 def barred(hold: Path, *at: int) -> list[object]:
-    """What holds the workers in these steps until :func:`released`."""
+    """Return the locks that hold the workers in these steps until :func:`released`."""
     return ["--at", *at, "--hold", hold]
 
 
@@ -52,7 +52,7 @@ def released(hold: Path, step: int) -> None:
 
 
 def appears(there: Callable[[], bool]) -> None:
-    """Wait for something that nobody reports."""
+    """Wait for a condition without an event."""
     deadline = time.monotonic() + PATIENCE
     while not there():
         assert time.monotonic() < deadline
@@ -60,7 +60,7 @@ def appears(there: Callable[[], bool]) -> None:
 
 
 def proved(*logs: Path) -> str:
-    """What the audit says of a job that is over: nothing is wrong."""
+    """Return the audit of a job that is over: nothing is wrong."""
     command = [sys.executable, "-m", "elastic_core", "audit-data", *map(str, logs), "--finished"]
     audit = subprocess.run(command, capture_output=True, text=True, check=False)
     assert audit.returncode == 0, audit.stdout + audit.stderr
@@ -278,7 +278,7 @@ def test_a_new_run_whose_nodes_share_no_disk_goes_on_from_what_one_of_them_has(
     assert len(digests(*nodes)) == 1
 
 
-def test_what_is_being_written_when_a_script_just_ends_is_written(stage: Stage, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_being_written_when_a_script_just_ends_is_completed(stage: Stage, tmp_path: Path) -> None:
     agent = stage.run(*TWO, TRAIN, "--disk", tmp_path / "disk", "--end=4", env=QUICK)
     assert agent.exit_code() == 0, agent.output
     assert checkpoints(tmp_path / "disk") == [2, 4]

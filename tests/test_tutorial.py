@@ -12,5 +12,5 @@ TUTORIAL = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text(encodi
 
 
 @pytest.mark.timeout(300)
-def test_who_follows_the_tutorial_sees_what_it_shows(stage: Stage, tmp_path: Path) -> None:
+def test_the_commands_of_the_tutorial_print_what_it_shows(stage: Stage, tmp_path: Path) -> None:
     Reader(stage, tmp_path).follow(TUTORIAL)

@@ -16,7 +16,7 @@ BREAKDOWN = (
     r"the process group of round 2 is there: detected after \d\.\d{3}, decided after \d\.\d{3}, "
     r"stopped after \d\.\d{3}, running after \d\.\d{3}, initialized after \d\.\d{3} s$"
 )
-"""What one recovery is said to have consisted of."""
+"""The phases of one recovery, as published."""
 
 
 @pytest.fixture

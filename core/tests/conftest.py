@@ -1,4 +1,4 @@
-"""What core's tests share."""
+"""Fixtures of core's tests."""
 
 from __future__ import annotations
 

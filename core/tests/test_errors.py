@@ -60,7 +60,7 @@ def test_the_nearest_known_word_is_suggested(wrong: str, suggestion: str) -> Non
         (OSError("disk full"), "OSError: disk full."),
     ],
 )
-def test_what_a_plugin_raised_is_quoted_in_one_line(raised: Exception, line: str) -> None:
+def test_an_exception_of_a_plugin_is_quoted_in_one_line(raised: Exception, line: str) -> None:
     assert errors.in_one_line(raised) == line
 
 
@@ -111,7 +111,7 @@ def test_a_password_of_an_endpoint_is_not_shown_whether_it_has_a_scheme_or_not(t
         "Raised at /a/b.py:12.",
     ],
 )
-def test_what_has_no_password_is_shown_as_it_is(text: str) -> None:
+def test_an_address_without_a_password_is_shown_as_it_is(text: str) -> None:
     assert errors.without_passwords(text) == text
 
 

@@ -10,7 +10,7 @@ from elastic_core import exit_codes
 from elastic_core.exit_codes import ExitCode, describe_exit, signal_name, signalled
 from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "exit_codes.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "exit_codes.md"
 
 
 def documented_in_code() -> dict[str, tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""What an agent and its warden must not import before it is needed: that costs memory on every node."""
+"""The modules that an agent and its warden must not import before they need them: each costs memory on every node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AGENT = (
     "elastic_core.plugins.local_backend",
     "elastic_core.plugins.manager",
 )
-"""What ``elastic run`` imports by itself."""
+"""The imports of ``elastic run`` itself."""
 NOT_IN_AN_AGENT = {
     "_hashlib": "OpenSSL's library, 3.5 MB: use elastic_core.digest",
     "asyncio": "11 MB",

@@ -248,7 +248,7 @@ def test_failures_are_alike_on_whatever_rank(one: dict[str, object], other: dict
     assert (failures[0].signature == failures[1].signature) is alike
 
 
-def test_what_ranks_say_of_a_lost_peer_differs_so_it_has_a_digest_of_its_own() -> None:
+def test_all_messages_about_a_lost_peer_have_one_digest() -> None:
     assert as_failure(incident(exit_code=1, message="Broken pipe", follows_peer=True)).digest == PEER_LOST
     assert as_failure(incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message="it had")).digest == ENDED_EARLY
     assert as_failure(incident(exit_code=-15)).digest == ""

@@ -1,4 +1,4 @@
-"""What a round keeps from the monitors that watch it: exceptions, floods, and lines of any form."""
+"""The protection of a round from its monitors: exceptions, floods, and lines of any form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of progress by scripts, progress in words, and steps in the names of checkpoints."""
+"""Progress of unchanged scripts: their output is read, in jobs of real agents over two nodes."""
 
 from __future__ import annotations
 

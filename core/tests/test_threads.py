@@ -1,4 +1,4 @@
-"""A question that nobody answers costs a thread, and no more than the time that it was given."""
+"""A question without an answer costs a thread, and no more than the time that it was given."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NOT_SHOWN = {
     "the leader, ": "DEBUG, why another node leads",
     "the warden sent ": "an assertion",
 }
-"""Beginnings of texts that nobody reads without ``-v``, and why."""
+"""Beginnings of texts that are hidden without ``-v``, and why."""
 REFERENCE = ("config/environment.py",)
 """Files whose texts are shown on pages."""
 

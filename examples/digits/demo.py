@@ -33,7 +33,7 @@ WORKERS_PER_NODE = 2
 PATIENCE = 60.0
 """Seconds without an epoch after which something has gone wrong; nothing takes a quarter of it on two cores."""
 MARK = "ELASTIC_DEMO"
-"""The variable by which every process of this demo is known, whoever its parent is by now."""
+"""The variable by which every process of this demo is known, whichever process is its parent by now."""
 GOAL = 0.97
 AUDIT_LOG = "audit.jsonl"
 
@@ -64,7 +64,7 @@ class Recovery:
     before: int
     after: int
     seconds: float | None
-    """How long nobody trained; None where nobody stopped."""
+    """The time without training, in seconds; None if no worker stopped."""
     epoch: int
 
 
@@ -83,7 +83,7 @@ class Stage:
     workers: int = 0
     epoch: int = 0
     starts: int = 0
-    """How often workers have begun to train."""
+    """The number of times that workers have begun to train."""
     _shown: set[str] = field(default_factory=set)
     _quiet_until: float = 0.0
 
@@ -278,7 +278,7 @@ def family(pid: int) -> list[int]:
 
 
 def is_worker(pid: int) -> bool:
-    """Whether a process runs the script: not an agent, nor the fork server that workers are forked from."""
+    """Return True if a process runs the script: not an agent, nor the fork server that workers are forked from."""
     try:
         command = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace")
     except OSError:
@@ -318,7 +318,7 @@ def staged(backend: str, epochs: int) -> Iterator[tuple[Stage, Store]]:
 
 def perform(stage: Stage, backend: str, store: Store) -> float:
     """Return the whole play; returns the test accuracy."""
-    # Both agents come within seconds of each other, and once both are here nobody waits for more.
+    # Both agents come within seconds of each other, and once both are here neither waits for more.
     conf = ",".join(filter(None, ["--rdzv_conf=last_call_timeout=20", store.conf]))
     flags = {"A": conf, "B": conf}
     if backend == "c10d":  # the store lives in one of the agents; the node to be killed must be the other

@@ -1,4 +1,4 @@
-"""Where the demo's nodes meet: for Redis and etcd several servers, so that the one that leads can be killed."""
+"""The stores of the demo's nodes: for Redis and etcd several servers, so that the leading one can be killed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Store:
 
     endpoint: str
     conf: str = ""
-    """What ``--rdzv_conf`` has to say of it."""
+    """The settings for ``--rdzv_conf``."""
     title: str = ""
-    """What the server that leads is called."""
+    """The word for the leading server."""
     servers: Mapping[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     """All of them that can lead, by their ports."""
     find_leader: Callable[[], int | None] = lambda: None
@@ -175,7 +175,7 @@ def until(happened: Callable[[], object], what: str) -> None:
 
 
 def installed(program: str, package: str) -> str:
-    """Where a program is.
+    """Return the path of a program.
 
     Raises:
         StoreFailed: It is not here.
@@ -186,7 +186,7 @@ def installed(program: str, package: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens on."""
+    """So many ports without a listener."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -27,7 +27,7 @@ LENGTH = 48
 
 
 class Sentences(Dataset[Tensor]):
-    """Sentences of a small grammar, each the same for everybody: tokens of shape (LENGTH + 1,)."""
+    """Sentences of a small grammar, each the same on all ranks: tokens of shape (LENGTH + 1,)."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""Train a ResNet on folders of images, as the ImageNet scripts do that everybody knows, and survive.
+"""Train a ResNet on folders of images, as the ImageNet scripts do that are widely known, and survive.
 
 This is the explicit way: a loop of one's own, and ``load_checkpoint`` and ``save_checkpoint`` of one's own. What makes
 it elastic is that the sampler's position is part of the checkpoint, and that the loop asks after each step whether to

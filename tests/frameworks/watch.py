@@ -1,4 +1,4 @@
-"""How the scripts tell the test where they are, and where one of their workers waits to be killed.
+"""Reports of the scripts' steps to the test, and the place where one of their workers waits to be killed.
 
 With ``HANG=1`` that worker waits for what never comes instead, as for a lock.
 

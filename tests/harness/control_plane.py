@@ -192,7 +192,7 @@ def control_plane(binaries: Path, folder: Path) -> Iterator[Api]:
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
-    """What the scheduler and the kubelets do, in small: pods are bound to machines, run, and end."""
+    """A small scheduler and kubelet: pods are bound to machines, run, and end."""
 
     api: Api
 
@@ -334,7 +334,7 @@ def create_job(api: Api, job: Job, namespace: str) -> None:
     api.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job.name}, "spec": job.spec}, namespace)
 
 
-def what_is_wrong_is_refused(api: Api, kubelet: Kubelet) -> str:
+def an_invalid_object_is_refused(api: Api, kubelet: Kubelet) -> str:
     """Check that the server checks: an unknown field, a value that only its code checks, a rule of a CRD in CEL."""
     namespace = namespace_of(api, "refused")
     said = []
@@ -524,7 +524,7 @@ SCENARIOS: list[tuple[str, Callable[[Api, Kubelet], str]]] = [
         named(one.__name__, one)
         for one in (
             every_manifest_is_accepted,
-            what_is_wrong_is_refused,
+            an_invalid_object_is_refused,
             pods_have_indexes_and_names,
             a_job_completes,
             a_job_with_a_failed_index_fails,

@@ -1,7 +1,7 @@
 """Twelve ways in which a training job fails: a script for each, and what the last message on every node must say.
 
-``tests/test_failure_stories.py`` runs the scripts on two nodes, and ``docs/failure_stories.md`` shows what Elastic and
-torchrun print for them. A script's environment has LAST, the last rank.
+``tests/test_failure_stories.py`` runs the scripts on two nodes, and ``docs/evidence/failure_stories.md`` shows what
+Elastic and torchrun print for them. A script's environment has LAST, the last rank.
 """
 
 from __future__ import annotations

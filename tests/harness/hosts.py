@@ -25,7 +25,7 @@ class Host:
         return ["ip", "netns", "exec", self.name, *argv]
 
     def cut_off(self) -> None:
-        """Pull its cable: nothing arrives any more, and nobody is told."""
+        """Pull its cable: nothing arrives any more, and no error is sent."""
         _ip("-n", self.name, "link", "set", "eth0", "down")
 
     def plug_in(self) -> None:
@@ -46,7 +46,7 @@ class Host:
 
 @contextmanager
 def hosts(count: int, *, default_route: bool = True) -> Iterator[list[Host]]:
-    """So many hosts that reach each other, over IPv4 and IPv6, and nobody else."""
+    """So many hosts that reach only each other, over IPv4 and IPv6."""
     label = f"el{os.getpid() % 100000}n{next(_serial)}"
     switch = f"{label}s"
     names = [f"{label}h{number}" for number in range(1, count + 1)]

@@ -56,7 +56,7 @@ GENERAL = {
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "not set; torchrun tells its own agent so",
     "TORCHELASTIC_USE_AGENT_STORE": "the same `True`; with `--no_warm_start`, as in the test, `False`",
 }
-"""What differs under every line, and why."""
+"""The differences under every line, and the reasons."""
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""Memory files of a name, whoever has them."""
+"""Memory files of a name, of any process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def memory_files(mark: str) -> Iterator[tuple[int, str]]:
-    """Who holds or maps memory of a name, of all processes of this host, and which."""
+    """Yield the processes of this host that hold or map memory of a name, and its name."""
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             fds = os.listdir(f"/proc/{entry}/fd")

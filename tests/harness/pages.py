@@ -1,4 +1,4 @@
-"""Readers of the docs: somebody who does what a page says, to the letter, and sees whether it is so.
+"""Readers of the docs: each follows a page to the letter, and compares the output.
 
 A file is a block below a line that is only its path. A session is a block of ``console``: commands behind ``$``, each
 with what it prints, where ``...`` stands for anything; without output it need only succeed.
@@ -26,7 +26,7 @@ LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What the reader saves under this name."""
+    """A file that the reader saves under this name."""
 
     path: str
     text: str
@@ -34,7 +34,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What the reader types, and what then appears."""
+    """A command that the reader types, and its output."""
 
     command: str
     output: str
@@ -52,7 +52,7 @@ def steps(page: str) -> list[File | Command]:
 
 
 class Reader:
-    """Somebody with an empty folder, an environment of their own, and no package index.
+    """A reader with an empty folder, an environment of their own, and no package index.
 
     Args:
         stage: Where what they type is started.

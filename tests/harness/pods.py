@@ -53,7 +53,7 @@ class Job:
 
     @property
     def indexes(self) -> int:
-        """How many pods run at once."""
+        """The number of pods that run at once."""
         return int(self.spec["parallelism"])
 
     @property
@@ -154,7 +154,7 @@ class Pod:
 
 
 @dataclass
-class Cluster:
+class PodCluster:
     """Runs pods on hosts; a pod's host is its machine and its address.
 
     Args:

@@ -22,8 +22,8 @@ PYTHON = (sys.executable, "-u")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a program has ended."""
+class Outcome:
+    """The end of a program."""
 
     code: int
     stdout: str
@@ -63,7 +63,7 @@ class Programs:
         self.listener.warden.close(PATIENCE)
         self.reports.close()
 
-    def run(self, program: str, argv: Sequence[str] = (), *, warm: bool = False, args: Sequence[str] = ()) -> Ended:
+    def run(self, program: str, argv: Sequence[str] = (), *, warm: bool = False, args: Sequence[str] = ()) -> Outcome:
         """Run a program, by another command where ``argv`` is given."""
         self.script.write_text(program)
         error_file, tag, reported = self.folder / "error.json", self.listener.tag(), Reported()
@@ -92,4 +92,4 @@ class Programs:
         ended_with = EXCEPTION_EXIT_CODE if failed else code
         cause = find_cause(ended_with, error_file_data(error_file), stderr_text, reported)
         over, records = reported.over and not failed, reported.records or failed
-        return Ended(code, out.read_text(), err.read_text(), cause, failed, over, records)
+        return Outcome(code, out.read_text(), err.read_text(), cause, failed, over, records)

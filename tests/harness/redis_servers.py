@@ -74,7 +74,7 @@ class Daemon:
         for port in [self.port] if self.port else random.sample(PORTS, 100):
             self.port = port
             self._launch()
-            if self.said(f"{ready}|{_TAKEN}") != _TAKEN:
+            if self.wait_for_log(f"{ready}|{_TAKEN}") != _TAKEN:
                 return
             self.stop()
         raise AssertionError(f"no port for a server; the last one, {self.port}, is taken")
@@ -100,7 +100,7 @@ class Daemon:
                     self._said.append(line)
                     self._changed.notify_all()
 
-    def said(self, pattern: str, *, count: int = 1) -> str:
+    def wait_for_log(self, pattern: str, *, count: int = 1) -> str:
         """Wait until it has said something like this so many times; what it said."""
 
         def found() -> list[str]:
@@ -137,7 +137,7 @@ class Daemon:
             assert admin.wait(1, int(PATIENCE * 1000)) == 1
 
     def freeze(self) -> None:
-        """Let it answer nobody, with its connections open."""
+        """Keep its connections open without an answer."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # until then some of its threads may go on
@@ -192,7 +192,7 @@ def sentinel_set(folder: Path) -> Iterator[tuple[Daemon, Daemon, Daemon]]:
     with redis_server(folder / "master") as master:
         follow = f"replicaof 127.0.0.1 {master.port}"
         with redis_server(folder / "replica", follow, "repl-diskless-sync-delay 0") as replica:
-            replica.said("<-> REPLICA sync: Finished")
+            replica.wait_for_log("<-> REPLICA sync: Finished")
             watch = [
                 "port {port}",
                 f"sentinel monitor mymaster 127.0.0.1 {master.port} 1",
@@ -201,7 +201,7 @@ def sentinel_set(folder: Path) -> Iterator[tuple[Daemon, Daemon, Daemon]]:
             ]
             sentinel = Daemon(folder / "sentinel", watch, sentinel=True)
             with running(sentinel):
-                sentinel.said(r"\+slave")
+                sentinel.wait_for_log(r"\+slave")
                 yield master, replica, sentinel
 
 

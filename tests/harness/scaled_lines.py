@@ -1,4 +1,4 @@
-"""How a launch line is made small enough for a test: two workers on a node, two nodes, all on this host."""
+"""Scaling of a launch line to the size of a test: two workers on a node, two nodes, all on this host."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SCRIPT, MODULE = "stand_in.py", "stand_in"
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """What is run for a line, equal for lines that come to the same.
+class ScaledLine:
+    """The program of a line, equal for lines with the same effect.
 
     ``{port}`` stands for a free port and ``{node}`` for the node's rank. Flags have the program behind them.
     """
@@ -25,7 +25,7 @@ class Scaled:
     nodes: int
 
 
-def scale(line: Line) -> Scaled:
+def scale(line: Line) -> ScaledLine:
     """Scale a line.
 
     Numbers of workers and nodes above 1 become 2, and a range of nodes its end. Hosts and addresses become this host's,
@@ -34,7 +34,7 @@ def scale(line: Line) -> Scaled:
     environ = tuple((name, _value(name.removeprefix("PET_").lower(), text)) for name, text in line.environ.items())
     flags = tuple(_words(shlex.split(line.flags)))
     program = () if "-m" in flags else (SCRIPT,)
-    return Scaled(
+    return ScaledLine(
         line.launcher, (*flags, *program, *(["--lr", "1"] if line.arguments else [])), environ, min(line.nodes, 2)
     )
 

@@ -76,7 +76,7 @@ PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10 PreemptMode=O
 
 
 @dataclass
-class Cluster:
+class SlurmCluster:
     """A running Slurm. ``nodes`` are the names of its nodes; ``shared`` is a folder that all of them see."""
 
     folder: Path
@@ -119,14 +119,14 @@ class Cluster:
             raise AssertionError(f"{shlex.join(map(str, argv))} exited with {done.returncode}:\n{done.stdout}")
         return done.stdout
 
-    def submit(self, script: str, *options: object, env: Mapping[str, str] | None = None) -> Job:
+    def submit(self, script: str, *options: object, env: Mapping[str, str] | None = None) -> SlurmJob:
         """Submit a batch script; return its job."""
         number = len(list(self.shared.glob("script-*")))
         path = self.shared / f"script-{number}.sbatch"
         path.write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}\n")
         options = ("--open-mode=append", f"--output={self.shared}/out-%j.txt", *options)
         job = self.call("sbatch", "--parsable", *options, path, env=env).strip().splitlines()[-1]
-        return Job(self, int(job.partition(";")[0]))
+        return SlurmJob(self, int(job.partition(";")[0]))
 
     def wait_for(self, condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
         """Wait until a condition holds; it is looked at ten times a second."""
@@ -264,16 +264,16 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One batch job."""
 
-    cluster: Cluster
+    cluster: SlurmCluster
     number: int
     path: Path | None = None  # where its output is; None for the cluster's own choice
 
     @property
     def output(self) -> str:
-        """What the job has printed, in all of its runs."""
+        """The output of the job, in all of its runs."""
         path = self.path or self.cluster.shared / f"out-{self.number}.txt"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -306,7 +306,7 @@ class Job:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, nodes: int = 4) -> Iterator[Cluster]:
+def slurm_cluster(folder: Path, nodes: int = 4) -> Iterator[SlurmCluster]:
     """Start a Slurm of so many nodes, ``node0`` and so on, and a login node that is none of them."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
@@ -316,7 +316,7 @@ def slurm_cluster(folder: Path, nodes: int = 4) -> Iterator[Cluster]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_", "SLURM_", "SBATCH_"))}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", ""), "/usr/sbin", "/sbin"])
         environ = {**kept, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": path}
-        cluster = Cluster(folder, dict(zip(names, found, strict=True)), environ)
+        cluster = SlurmCluster(folder, dict(zip(names, found, strict=True)), environ)
         stack.callback(cluster.stop)
         cluster.start()
         yield cluster

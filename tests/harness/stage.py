@@ -46,7 +46,7 @@ PORTS = range(20000, 29000)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker said of itself: a JSON line on its standard output."""
+    """A worker's report: a JSON line on its standard output."""
 
     event: str
     rank: int
@@ -65,9 +65,9 @@ class Agent:
     """Notified of every line, and of the end of the output; one for all agents of a stage."""
     lines: list[str] = field(default_factory=list)
     ended: bool = False
-    """Whether its output is at its end: neither it nor any worker of its can write there any more."""
+    """True if its output is at its end: neither it nor any worker of its can write there any more."""
     stopped: list[int] = field(default_factory=list)
-    """What :meth:`vanish` has left of it."""
+    """The processes of it that are left after :meth:`vanish`."""
 
     def __post_init__(self) -> None:
         self._listener = threading.Thread(target=self._listen, daemon=True)

@@ -90,7 +90,7 @@ class Terminal:
         return found
 
     def exit_code(self) -> int:
-        """Read until nobody holds the terminal any more, and wait for the program's end."""
+        """Read until no process holds the terminal any more, and wait for the program's end."""
         end = time.monotonic() + PATIENCE
         while self._read(end):
             pass
@@ -102,7 +102,7 @@ class Terminal:
             return False
         try:
             data = os.read(self._ours, 65536)
-        except OSError:  # EIO: nobody has the other side open
+        except OSError:  # EIO: no process has the other side open
             return False
         self.shown += data
         return bool(data)

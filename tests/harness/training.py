@@ -1,4 +1,4 @@
-"""Whether jobs train, and go on training, for tests that take their store away."""
+"""Checks that jobs train, and go on training, for tests that take their store away."""
 
 from __future__ import annotations
 

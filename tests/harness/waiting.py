@@ -100,7 +100,7 @@ HEALTHY_ALONE = {
     "prints": "for _ in range(int(END)): time.sleep(1.0); print('evaluating', flush=True)",
     "one native call": "hashlib.pbkdf2_hmac('sha256', b'password', b'salt', 25_000_000)",
 }
-"""What rank 1 does while rank 0 goes on to newer steps."""
+"""The program of rank 1 while rank 0 goes on to newer steps."""
 LAST = r"form \(train.py:\d+\)"
 ASLEEP = rf"{LAST}|no Python stack: sleeping"
 """A request for the stack would end it, so that only py-spy tells the line, where it is installed."""

@@ -54,7 +54,7 @@ class Listener:
         return self.wait(SpawnFailed, lambda event: event.tag == tag)
 
     def end(self, tag: int) -> Exited:
-        """How the program ``tag`` ended."""
+        """Return the end of the program ``tag``."""
         return self.wait(Exited, lambda event: event.tag == tag)
 
     def all_of(self, kind: type[E]) -> list[E]:
@@ -73,7 +73,7 @@ def gone(pid: int) -> None:
 
 
 def wait_until(happened: Callable[[], bool]) -> bool:
-    """Wait for something that nobody tells of; whether it happened."""
+    """Wait for a condition without an event; whether it happened."""
     end = time.monotonic() + PATIENCE
     while not happened() and time.monotonic() < end:
         time.sleep(0.01)

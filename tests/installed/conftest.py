@@ -1,4 +1,4 @@
-"""What two wheels in a clean environment can do; `tox -e wheels` and `tox -e wheels-torch` make such environments."""
+"""Tests of two wheels in a clean environment; `tox -e wheels` and `tox -e wheels-torch` make such environments."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 JOB = "parity"
 STDLIB = ("json", "logging", "multiprocessing", "random", "tempfile", "threading", "uuid")
-"""What a torch-free fork server imports, besides the witness: modules that have a state of their own."""
+"""The imports of a torch-free fork server, besides the witness: modules that have a state of their own."""
 WITNESS = "parity_witness"
 FACTS = [
     "stack",
@@ -55,11 +55,11 @@ NAMES = (
     (re.compile(r'("ELASTIC_RUN_UID": ")[^"]*'), r"\1UID"),
     (re.compile(r'("TORCHELASTIC_USE_AGENT_STORE": ")\w+'), r"\1HOSTED"),
 )
-"""What no two runs have in common, and what stands for it."""
+"""Values that differ in any two runs, and their placeholders."""
 
 
 class Start(enum.Enum):
-    """How the workers of a run start."""
+    """The way in which the workers of a run start."""
 
     FRESH = "fresh"
     WARM = "warm"
@@ -85,7 +85,7 @@ class Life:
 
     @property
     def ending(self) -> dict[str, object]:
-        """How it ended, and what it printed."""
+        """The end of the life, and its output."""
         return {"exit code": self.exit_code, "stdout": self.stdout, "stderr": self.stderr}
 
 
@@ -99,7 +99,7 @@ class Job:
     output: str
 
     def report(self, rank: int = 0, life: int = 0) -> Mapping[str, Any]:
-        """What one life said."""
+        """Return the report of one life."""
         return self.lives[rank, life].report
 
 
@@ -114,7 +114,7 @@ class Pair:
         return iter((self.fresh, self.warm))
 
     def assert_equal(self, *names: str) -> None:
-        """What every life reports under these names is the same; shows only what is not.
+        """Check that the reports of all lives are equal under these names; show only the differences.
 
         Without names everything is compared, and with it how the lives ended and what they printed.
         """
@@ -193,13 +193,13 @@ class Parity:
 
 
 def command_of(start: Start, preload: Sequence[str], *arguments: object) -> list[str]:
-    """What comes after ``python`` to run a job that starts so; the only place that knows the flags."""
+    """Return the arguments after ``python`` to run a job with this start; the only place that knows the flags."""
     how = {Start.FRESH: ["--no_warm_start"], Start.WARM: ["--warm_start", f"--preload={','.join(preload)}"]}
     return ["-m", "elastic_core", "run", f"--rdzv_id={JOB}", *how[start], *map(str, arguments)]
 
 
 def differences(fresh: Any, warm: Any, where: str = "") -> Iterator[str]:
-    """What two reports do not have in common, a line each."""
+    """Yield the differences of two reports, a line each."""
     if isinstance(fresh, dict) and isinstance(warm, dict):
         for key in [*fresh, *(key for key in warm if key not in fresh)]:
             yield from differences(fresh.get(key, "(nothing)"), warm.get(key, "(nothing)"), f"{where} {key}")

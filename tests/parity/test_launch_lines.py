@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from launch_lines import GENERAL, LAUNCH, LINES, Line, table
-from scaled_lines import SCRIPT, Scaled, scale
+from scaled_lines import SCRIPT, ScaledLine, scale
 from stage import WORKERS, free_port
 from torch.distributed.run import get_args_parser
 
@@ -30,7 +30,7 @@ from elastic_core.cli.settle import Flags
 pytestmark = pytest.mark.timeout(300)  # the first line waits until torch is imported
 
 HARNESS = Path(__file__).parents[1] / "harness"
-PAGE = Path(__file__).parents[2] / "docs" / "launch_lines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "launch_lines.md"
 PATIENCE = 100.0
 OURS = ("PET_", "ELASTIC_", "SLURM_", "TORCHELASTIC_", "OMP_", "PYTEST_", "MASTER_")
 OURS_IN_WORKERS = "ELASTIC_", "STAND_IN_", "TORCH_FR_", "TORCH_NCCL_D"
@@ -42,7 +42,7 @@ NEW_ID = re.compile(r"[0-9a-f]{8}((-[0-9a-f]{4}){3}-[0-9a-f]{12})?")  # ours is 
 Facts = dict[str, Any]
 
 
-def meaning(line: Scaled) -> str:
+def meaning(line: ScaledLine) -> str:
     """Equal for lines that torchrun takes for the same."""
     flags = [word for word in plain(line) if word != "--use_env"]
     read = vars(get_args_parser().parse_args(flags))
@@ -52,13 +52,13 @@ def meaning(line: Scaled) -> str:
     return json.dumps([read, line.environ, line.nodes])
 
 
-def plain(line: Scaled) -> list[str]:
+def plain(line: ScaledLine) -> list[str]:
     """The flags as they may be parsed."""
     return [word.replace("{port}", "1").replace("{node}", "0") for word in line.flags]
 
 
-def ours(line: Scaled) -> Flags:
-    """What ``elastic run`` reads."""
+def ours(line: ScaledLine) -> Flags:
+    """Return the flags that ``elastic run`` reads."""
     found: list[Flags] = []
 
     def keep(**values: Any) -> int:
@@ -70,11 +70,11 @@ def ours(line: Scaled) -> Flags:
 
 
 def launchers_flags(launch: bool) -> list[str]:
-    """What ``elastic exec`` puts before the flags of ``python -m torch.distributed.launch``."""
+    """Return the flags that ``elastic exec`` puts before those of ``python -m torch.distributed.launch``."""
     return ["--pass_local_rank"] if launch else []
 
 
-RUNS: dict[str, Scaled] = {}
+RUNS: dict[str, ScaledLine] = {}
 for each in LINES:
     RUNS.setdefault(meaning(scale(each)), scale(each))
 
@@ -87,7 +87,7 @@ class Bench:
         self._seen: dict[str, tuple[list[Facts], list[Facts]]] = {}
 
     def seen(self, run: str) -> tuple[list[Facts], list[Facts]]:
-        """What each rank sees under torchrun, and under ``elastic run``."""
+        """Return the facts of each rank under torchrun, and under ``elastic run``."""
         if run not in self._seen:
             number, line = len(self._seen), RUNS[run]
             self._seen[run] = (
@@ -96,7 +96,7 @@ class Bench:
             )
         return self._seen[run]
 
-    def _collect(self, views: Path, line: Scaled, run: Any) -> list[Facts]:
+    def _collect(self, views: Path, line: ScaledLine, run: Any) -> list[Facts]:
         views.mkdir()
         port = str(free_port())
         nodes: list[dict[str, Any]] = []
@@ -156,7 +156,7 @@ def run_agents(nodes: list[dict[str, Any]]) -> list[int]:
 
 
 def facts(view: str, port: str) -> Facts:
-    """What a worker saw, each variable by itself, without what is another thing in each run or differs everywhere."""
+    """Return a worker's facts, each variable by itself, without those that differ in each run or everywhere."""
     found: dict[str, Any] = json.loads(view.replace(port, "{port}"))
     environment = found.pop("environment")
     found |= {

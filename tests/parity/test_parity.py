@@ -199,7 +199,7 @@ FAILURES = {
     "broken pipe": 1,
     "broken pipe at the end": 120,
 }
-"""What ``endings.py`` calls them, and the exit code of each."""
+"""Their names in ``endings.py``, and the exit code of each."""
 SUCCESSES = {
     "end": "",
     "exit None": "",
@@ -325,7 +325,7 @@ STARTING: dict[str, Sequence[object]] = {
     "module": ["-m", "multi"],
     "run_path": ["--run_path", SCRIPTS / "multi.py"],
 }
-"""How a script that starts processes is run itself."""
+"""The ways to run a script that starts processes."""
 
 
 @pytest.fixture(scope="module", params=STARTING)
@@ -347,7 +347,7 @@ def test_a_script_with_processes_of_its_own_says_the_same(started: Pair) -> None
     started.assert_equal()
 
 
-def test_nobody_draws_what_another_drew(parity: Parity) -> None:
+def test_no_rank_and_no_life_draws_the_numbers_of_another(parity: Parity) -> None:
     """Neither ranks nor lives: all of them are copies of one fork server."""
     pairs = [
         parity.run("draws.py", "0", flags=["--nproc_per_node=3"]),

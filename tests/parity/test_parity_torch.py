@@ -47,7 +47,7 @@ def test_workers_with_torch_print_the_same(two: Pair) -> None:
     assert warm == fresh
 
 
-def test_what_nobody_seeds_differs_between_ranks_and_lives(two: Pair) -> None:
+def test_unseeded_draws_differ_between_ranks_and_lives(two: Pair) -> None:
     for job in two:
         draws = [life.report["draws"] for life in job.lives.values()]
         assert len(draws) == 4
@@ -96,7 +96,7 @@ def test_as_many_threads_run(threads: Mapping[str, Callable[[], Pair]], name: st
 # Processes and compilers ---------------------------------------------------------------------------------------------
 
 CHILDREN = ["load by fork", "spawn by fork", "load by spawn", "load by forkserver", "spawn by spawn"]
-"""What torch does in other processes, and the method that starts them."""
+"""The uses of other processes in torch, and the method that starts them."""
 
 
 @pytest.fixture(scope="module")

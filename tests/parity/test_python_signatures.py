@@ -1,4 +1,4 @@
-"""What torch's callers write in Python is taken here: its arguments in its order, its fields, its objects."""
+"""Python code for torch is accepted here: its arguments in its order, its fields, its objects."""
 
 from __future__ import annotations
 

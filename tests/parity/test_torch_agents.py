@@ -1,4 +1,4 @@
-"""What torch's tests of its agent with several nodes expect, said in our words and asked of ours.
+"""The expectations of torch's tests of its agent with several nodes, in our words, for ours.
 
 They are ``local_elastic_agent_test.py`` and ``api_test.py`` below torch's ``test/distributed/elastic/agent/server``.
 ``scripts/agents.py`` is one node of each job. It is asked of our agent over our backends, and of torch's agent over the
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)  # every agent imports torch, or has a for
 PROGRAM = Path(__file__).parent / "scripts" / "agents.py"
 NODES = 3
 Job = list[list[Any]]
-"""What came of a job on each of its nodes: state, whether it failed, what workers returned by rank, what failed."""
+"""The result of a job on each of its nodes: state, whether it failed, results of workers by rank, failures."""
 
 
 @pytest.fixture(scope="module")
@@ -70,26 +70,26 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dic
 
 @pytest.fixture(scope="module")
 def ours(jobs: Callable[..., dict[str, Job]], etcd: str) -> dict[str, Job]:
-    """What came of jobs of our agents."""
+    """Return the jobs of our agents."""
     c10d = {job: ("c10d", f"127.0.0.1:{free_port()}") for job in ("killed", "failed", "rpc")}
     return jobs("elastic", {"sum": ("etcd", etcd), "late": ("etcd-v2", etcd), **c10d})
 
 
 @pytest.fixture(scope="module")
 def torchs(jobs: Callable[..., dict[str, Job]], etcd: str, redis: str) -> dict[str, Job]:
-    """What came of jobs of torch's agents over our handlers."""
+    """Return the jobs of torch's agents over our handlers."""
     return jobs("torch", {"sum": ("redis", redis), "late": ("elastic-etcd", etcd)})
 
 
 @pytest.fixture(params=["ours", "torchs"])
 def either(request: pytest.FixtureRequest) -> dict[str, Job]:
-    """What came of the jobs that both kinds of agents have run."""
+    """Return the jobs that both kinds of agents have run."""
     found: dict[str, Job] = request.getfixturevalue(request.param)
     return found
 
 
 def returned(job: Job) -> dict[str, Any]:
-    """What workers have returned, by rank, where the job went well on all nodes."""
+    """Return the results of workers, by rank, where the job went well on all nodes."""
     assert [node[:2] for node in job] == [["SUCCEEDED", False]] * len(job)
     assert [node[3] for node in job] == [{}] * len(job)
     values = {rank: value for node in job for rank, value in node[2].items()}

@@ -1,4 +1,4 @@
-"""What torch's own tests expect of its launcher's Python interface, said in our words and asked of ours.
+"""The expectations of torch's own tests of its launcher's Python interface, in our words, for ours.
 
 torch's are ``launcher/api_test``, ``multiprocessing/{api,redirects,tail_log}_test`` and ``rendezvous/api_test``, and of
 ``agent/server`` those that run jobs of one node.
@@ -97,7 +97,7 @@ OURS = {
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ours answers, by the name of the question."""
+    """Return our answers, by the name of the question."""
     folder = tmp_path_factory.mktemp("callers")
     command = [sys.executable, str(CALLERS), "elastic", str(folder / "answers.json"), str(folder / "logs")]
     env = {**os.environ, "TMPDIR": str(folder)}

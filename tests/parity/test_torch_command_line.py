@@ -1,4 +1,4 @@
-"""What torch's own tests expect of its launcher's command line, asked of torchrun's parser and of ours.
+"""The expectations of torch's own tests of its launcher's command line, for torchrun's parser and for ours.
 
 torch's are ``launcher/run_test``, ``launcher/launch_test`` and ``argparse_util_test``. Held elsewhere: what workers see
 under whole launch lines (``test_launch_lines.py``), abbreviations, and that the page knows every flag
@@ -79,7 +79,7 @@ def ours(*words: str) -> dict[str, Any]:
 
 
 def parsed(words: list[str]) -> Flags:
-    """What ``elastic run`` reads."""
+    """Return the flags that ``elastic run`` reads."""
     found: list[Flags] = []
 
     def keep(**values: Any) -> int:
@@ -171,7 +171,7 @@ WRONG = """
 
 
 @pytest.mark.parametrize("line", WRONG.strip().splitlines())
-def test_what_torchrun_refuses_is_refused(line: str) -> None:
+def test_a_line_that_torchrun_refuses_is_refused(line: str) -> None:
     for read in (config_of, configure):
         with pytest.raises((ValueError, RuntimeError, AssertionError, SystemExit, click.UsageError)):
             read(shlex.split(line))

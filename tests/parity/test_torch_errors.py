@@ -1,4 +1,4 @@
-"""What torch's own tests expect of ``@record`` and of error files, asked of torch's decorator and of ours.
+"""The expectations of torch's own tests of ``@record`` and error files, for torch's decorator and for ours.
 
 torch's are ``errors/api_test`` and ``errors/error_handler_test``. Held elsewhere: what an agent makes of its workers'
 error files, whatever is in them (``core/tests/agent/test_error_files.py``), failures as callers see them
@@ -54,7 +54,7 @@ def test_an_exception_is_written_down_and_raised_on(file: Path, record: Record) 
 
 
 @both
-def test_what_is_no_error_writes_no_file(file: Path, record: Record) -> None:
+def test_a_function_without_an_error_writes_no_file(file: Path, record: Record) -> None:
     assert record(lambda one, *, two: one + two)(1, two=2) == 3
     failed(SystemExit(3), record)
     failed(KeyboardInterrupt(), record)

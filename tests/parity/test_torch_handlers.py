@@ -1,4 +1,4 @@
-"""What torch's tests of its rendezvous handlers expect, said in our words and asked of our handlers for plain torchrun.
+"""The expectations of torch's tests of its rendezvous handlers, in our words, for our handlers for plain torchrun.
 
 They are the files below torch's ``test/distributed/elastic/rendezvous``; most of it is from
 ``dynamic_rendezvous_test.py``. ``scripts/handlers.py`` makes the calls, through torch's registry, of ours or of torch's
@@ -72,7 +72,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def answers(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What our handler answers, by the name of the question."""
+    """Return the answers of our handler, by the name of the question."""
     folder = tmp_path_factory.mktemp("handlers")
     with ExitStack() as stack:
         if backend == "redis":

@@ -115,7 +115,7 @@ def test_every_public_name_of_torchs_is_served_or_left_out() -> None:
     assert {name for name in left_out if name in LEFT_OUT} == {*LEFT_OUT} - {*OF_MODULES_LEFT_OUT}
 
 
-def test_what_is_left_out_is_not_there_and_says_why() -> None:
+def test_a_name_that_is_left_out_raises_with_the_reason() -> None:
     for path, name, _ in torchs_names():
         if name in LEFT_OUT:
             with pytest.raises(ImportError) as caught:

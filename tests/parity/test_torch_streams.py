@@ -1,4 +1,4 @@
-"""Where torchrun sends workers' streams, and where we do: to the same places, whoever writes.
+"""The destinations of workers' streams under torchrun and here: the same, whichever process writes.
 
 torch's tests are ``launcher/run_test``'s of logs and of ``PET_`` variables, ``multiprocessing/redirects_test`` and
 ``multiprocessing/tail_log_test``. Held elsewhere: the same of ``start_processes`` (``test_torch_callers.py``), every
@@ -33,7 +33,7 @@ FLAGS = {
 
 
 def written(stream: str, rank: int, prefix: str = "") -> set[str]:
-    """What a rank writes to a stream."""
+    """Return the output of a rank to a stream."""
     return {f"{prefix}{writer}, {stream} of {rank}" for writer in WRITERS}
 
 

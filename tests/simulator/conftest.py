@@ -1,4 +1,4 @@
-"""What the simulator's tests share: the processes that play, and what was played already."""
+"""Fixtures of the simulator's tests: the processes that play, and the results that exist already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows where an assumption of the rules S1 to S8 does not hold: what is promised all the same, and no more."""
+"""The guarantees that remain, and no more, where an assumption of the rules S1 to S8 does not hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLANS = 15
 
 @pytest.fixture(scope="module")
 def total() -> Iterator[Consequence]:
-    """What came of all that was played; every fault that breaks an assumption must have been in some of it."""
+    """Yield the consequences of all plays; every fault that breaks an assumption must have been in some of them."""
     found = Consequence()
     yield found
     if set(ASSUMPTIONS) <= set(found.coverage):

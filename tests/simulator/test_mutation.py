@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def changes(text: str) -> list[str]:
-    """What the mutants of a module's functions change."""
+    """Return the changes of the mutants of a module's functions."""
     tree = ast.parse(dedent(text))
     made = [mutant for name, definition in functions(tree) for mutant in mutants("module", name, definition)]
     assert ast.dump(tree) == ast.dump(ast.parse(dedent(text))), "nothing stays changed"

@@ -1,4 +1,4 @@
-"""What the command line prints of a plan that is violated: how to see it again, the plan made small, and its timeline.
+"""The output of the command line for a violated plan: how to play it again, the plan made small, and its timeline.
 
 Read by people, who then know which fault led to which decision, and which of these breaks a rule.
 """
@@ -48,7 +48,7 @@ class Channel:
 
 @pytest.fixture(scope="module")
 def campaign() -> str:
-    """What is printed of a campaign."""
+    """Return the output of a campaign."""
     return _planted("--plans", "20")
 
 
@@ -143,7 +143,7 @@ def _first(lines: list[Channel], pattern: str) -> Channel:
 
 
 def _planted(*args: str) -> str:
-    """What the command line prints of the plan that it finds to be violated; another interpreter, as core is broken."""
+    """Return the output of the command line for the violated plan; by another interpreter, as core is broken."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", COMMAND_LINE, DEFECT, *args]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

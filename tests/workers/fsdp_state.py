@@ -65,13 +65,13 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def wait(until: Callable[[], bool]) -> None:
-    """Wait for something that nobody tells of."""
+    """Wait for a condition without an event."""
     while not until():
         signal.sigtimedwait([], 0.02)
 
 
 def over() -> bool:
-    """Whether nobody is to be held any more."""
+    """Return True if no worker is to be held any more."""
     return bool(args.hold and args.hold.exists())
 
 

@@ -43,7 +43,7 @@ def meet() -> list[socket.socket]:
 
 
 def take_step() -> bool:
-    """Whether it was the last."""
+    """Return True if it was the last."""
     time.sleep(args.pace * (1 + 4 * RANK if args.free else 1))
     last: bool = args.until.exists()
     if RANK == 0:

@@ -1,4 +1,4 @@
-"""How steadily a worker steps, kept where it outlives the worker: a file for each process, read by those who measure.
+"""The pace of a worker's steps, kept where it outlives the worker: a file for each process, which benchmarks read.
 
 The file holds little-endian doubles of ``time.monotonic()``, in seconds: the latest step first, then one pair for each
 silence, its begin and its end. The first pair's begin and end are both the first step.
@@ -47,7 +47,7 @@ class PaceKeeper:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What one process wrote. Times are seconds of ``time.monotonic()``."""
+    """The steps of one process. Times are seconds of ``time.monotonic()``."""
 
     local_rank: int
     pid: int
@@ -57,7 +57,7 @@ class Pace:
 
 
 def read(file: Path) -> Pace | None:
-    """What is in a file of :class:`PaceKeeper`; None if that process has made no step."""
+    """Return the contents of a file of :class:`PaceKeeper`; None if that process has made no step."""
     content = file.read_bytes()
     whole = len(content) - (len(content) - _NUMBER.size) % _PAIR.size
     if whole < _NUMBER.size + _PAIR.size:

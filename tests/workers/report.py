@@ -1,4 +1,4 @@
-"""How workers speak to a test: one JSON line at a time, whole even where several share a pipe."""
+"""Reports of workers to a test: one JSON line at a time, whole even where several share a pipe."""
 
 from __future__ import annotations
 

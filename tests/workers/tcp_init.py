@@ -28,5 +28,5 @@ dist.all_reduce(total)
 report("met", total=int(total.item()), restart_count=life, port=int(os.environ["MASTER_PORT"]))
 if life < args.restarts:
     dist.barrier()
-    dist.recv(total, src=1 - RANK)  # nobody sends
+    dist.recv(total, src=1 - RANK)  # no rank sends
 dist.destroy_process_group()

@@ -51,7 +51,7 @@ args = parser.parse_args()
 
 
 def barred(step: int) -> bool:
-    """Whether it is to be held in a step."""
+    """Return True if it is to be held in a step."""
     return step in args.at and not Path(f"{args.hold}-{step}").exists()
 
 

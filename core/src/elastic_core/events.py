@@ -27,7 +27,7 @@ class Event:
     Attributes:
         name: ``round_started``, ``worker_failed``, … in snake case; stable, for programs.
         message: The fact in one sentence, for people.
-        fields: The particulars; durations are in seconds and named ``…_s``. ``docs/events.md`` lists them.
+        fields: The particulars; durations are in seconds and named ``…_s``. ``docs/reference/events.md`` lists them.
         level: From DEBUG to ERROR. Observers get all of them; people see DEBUG only with ``--verbose``.
         at: When it happened, in seconds on this process's monotonic clock; observers may receive it later. The time of
             day was ``time.time() - (time.monotonic() - event.at)``.

@@ -1,4 +1,4 @@
-"""The exit codes of ``elastic run``, also in ``docs/exit_codes.md``; 69 to 76 follow BSD ``sysexits.h``."""
+"""The exit codes of ``elastic run``, also in ``docs/reference/exit_codes.md``; 69 to 76 follow BSD ``sysexits.h``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Every hook that a plugin can implement, with its contract.
 
 Eight families: rendezvous, failure, metrics, checkpoint, worker start, settings, monitors, gates. A plugin is any
-object (module, class instance) with functions of these names marked by :data:`hookimpl`; ``docs/writing_a_plugin.md``
-builds one step by step. Core's defaults (``elastic_core.plugins.builtin``) are registered through these hooks and
-nowhere else.
+object (module, class instance) with functions of these names marked by :data:`hookimpl`;
+``docs/authors/writing_a_plugin.md`` builds one step by step. Core's defaults (``elastic_core.plugins.builtin``) are
+registered through these hooks and nowhere else.
 
 All hooks run in the agent's process, except the two of family 4 that run in workers, and ``elastic_find_job``. Unless
 a contract says otherwise, a hook that raises fails the run, and the error names the plugin.
@@ -141,7 +141,7 @@ def elastic_explain_hang(ranks: Mapping[int, int], world_size: int, directory: P
 
 @hookspec
 def elastic_observe(event: Event) -> None:
-    """Receive an event, on every node, of any level; ``docs/events.md`` lists the events.
+    """Receive an event, on every node, of any level; ``docs/reference/events.md`` lists the events.
 
     Called on the observer's thread, in order, never from the agent's loop, so it may block; if more than 10,000 notices
     wait, the oldest are dropped and counted. An observer that raises is reported once and switched off; the job goes
@@ -244,7 +244,7 @@ def elastic_worker_environment(program: Program, assignment: Assignment) -> Mapp
     """Return variables to add to one worker's environment; of several answers, the last registered plugin's wins.
 
     Called on the agent's loop, as :func:`elastic_worker_command`. Core's own answer is the contract with training
-    scripts (RANK, WORLD_SIZE, MASTER_ADDR, …; ``docs/environment.md`` lists them).
+    scripts (RANK, WORLD_SIZE, MASTER_ADDR, …; ``docs/reference/environment.md`` lists them).
     """
 
 

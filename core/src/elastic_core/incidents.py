@@ -20,11 +20,11 @@ from elastic_core.exit_codes import describe_exit
 DESCRIBED_CHARACTERS = 200  # of a message, in one line
 DIGEST_DIGITS = 8
 _VARYING = re.compile(r"\b0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+(?:[.,:_-][0-9]+)*", re.IGNORECASE)
-"""What differs between two failures of one cause: addresses, ids in hex, and every number."""
+"""The differences of two failures of one cause: addresses, ids in hex, and every number."""
 
 
 class FailureClass(str, enum.Enum):
-    """Whether another try can help; the groups of the Acme study (NSDI 2024, table 3), and three more."""
+    """The chance of another try: the groups of the Acme study (NSDI 2024, table 3), and three more."""
 
     SCRIPT = "script"
     """The program is wrong: syntax, names, types, shapes, arguments, files. Another try fails in the same way."""
@@ -41,7 +41,7 @@ class FailureClass(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a failure is known to be: the answer of a plugin, made on the node where it happened.
+    """The known cause of a failure: the answer of a plugin, made on the node where it happened.
 
     Attributes:
         failure_class: Whether another try can help.
@@ -199,7 +199,7 @@ OWN_HOST = "is the worker's own host, not a peer's"
 
 
 def is_peer_loss(text: str, origin: str = "") -> bool:
-    """Whether a text is that of a collective, or of torch's store, that has lost a peer.
+    """Return True if a text is that of a collective, or of torch's store, that has lost a peer.
 
     Args:
         text: The text of an exception with its type, or what native code wrote before it aborted.
@@ -212,7 +212,7 @@ def is_peer_loss(text: str, origin: str = "") -> bool:
 
 
 def ended_by_sigterm(incident: Incident) -> bool:
-    """Whether SIGTERM ended a worker: it was killed, exited as a shell does, or handled the signal and exited with 0.
+    """Return True if SIGTERM ended a worker: it was killed, exited as a shell does, or handled it and exited with 0.
 
     A worker that exits with 0 has failed in no other way.
     """
@@ -250,7 +250,7 @@ def repeats_after_restart(incident: Incident, failures: Sequence[Failure]) -> st
 
 
 def has_wrong_arguments(incident: Incident) -> bool:
-    """Whether a program has printed how to call it, and exited as argparse and click do."""
+    """Return True if a program has printed how to call it, and exited as argparse and click do."""
     return incident.exit_code == _USAGE_EXIT_CODE and _USAGE.search(incident.detail) is not None
 
 
@@ -393,14 +393,14 @@ class Failure:
 
     @property
     def signature(self) -> tuple[str | int | None, str, str]:
-        """What equal failures have in common, on whatever rank: the exception or else the exit code, place, message."""
+        """The fields that equal failures share on any rank: the exception or else the exit code, place, message."""
         if self.digest in (PEER_LOST, ENDED_EARLY):
             return "", "", self.digest
         return self.exception or self.exit_code, self.place, self.digest
 
 
 def is_same_step(one: int | None, other: int | None) -> bool:
-    """Whether two rounds ended at one step, as far as their output tells: within one hundredth, 10 steps at most."""
+    """Return True if two rounds ended at one step by their output: within one hundredth, 10 steps at most."""
     return one is not None and other is not None and abs(one - other) <= min(10, max(one, other) // 100)
 
 

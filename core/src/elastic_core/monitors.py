@@ -96,7 +96,7 @@ class WorkerView:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process has started and has not ended."""
+        """Return True if its process has started and has not ended."""
         return self.pid is not None and self.exit_code is None
 
 
@@ -196,7 +196,7 @@ class RunningRound:
     explanations: list[str] = field(default_factory=list, repr=False)
     signals: dict[int, Signal] = field(default_factory=dict, repr=False)
     every_stream: bool = field(default=False, repr=False)
-    """Whether a monitor reads streams that the agent would otherwise leave to the worker."""
+    """True if a monitor reads streams that the agent would otherwise leave to the worker."""
     last_looks: list[Callable[[PlannedStop], Event | None]] = field(default_factory=list, repr=False)
     locate: Callable[[Locate], LocalStacks] = field(default=_find_no_places, repr=False)
     find_snapshot: Callable[[Mapping[str, int]], tuple[int, int] | None] = field(default=_find_no_snapshot, repr=False)

@@ -1,4 +1,4 @@
-"""The way to a console, with real pipes and terminals: nothing that it does is felt by whoever writes."""
+"""The way to a console, with real pipes and terminals: nothing that it does is felt by the writer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def silent(message: str) -> None:
 
 
 def fill(fd: int) -> int:
-    """Write to a pipe that nobody reads until it is full; how much that was."""
+    """Write to an unread pipe until it is full; return the number of bytes."""
     os.set_blocking(fd, False)
     written = 0
     with contextlib.suppress(BlockingIOError):
@@ -64,7 +64,7 @@ def fill(fd: int) -> int:
     return written
 
 
-def test_what_is_written_arrives_in_order(pipe: tuple[int, int]) -> None:
+def test_written_bytes_arrive_in_order(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     console = Console(writing, silent)
     for number in range(1000):
@@ -98,7 +98,7 @@ def test_a_console_that_nobody_reads_neither_stops_the_writer_nor_the_end(pipe: 
     assert "Broken pipe" in reports.get(timeout=PATIENCE)  # until then it was stuck
 
 
-def test_what_is_missing_is_counted_where_it_is_missing(pipe: tuple[int, int]) -> None:
+def test_dropped_bytes_are_counted_where_they_are_missing(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     filling = fill(writing)
     console = Console(writing, silent, capacity=10)
@@ -131,7 +131,7 @@ def test_a_console_that_flows_again_shows_what_follows(pipe: tuple[int, int]) ->
 
 
 def test_a_console_that_fell_behind_is_fed_again_once_half_of_it_is_free(pipe: tuple[int, int]) -> None:
-    """Else one line in a hundred would come through, which is of no use to anybody."""
+    """Else one line in a hundred would come through, which is of no use."""
     reading, writing = pipe
     filling = fill(writing)
     console = Console(writing, silent, capacity=100)
@@ -183,7 +183,7 @@ def test_an_agent_without_a_console_says_so_and_goes_on() -> None:
     console.close(PATIENCE)
 
 
-def test_what_is_written_after_the_end_is_dropped(pipe: tuple[int, int]) -> None:
+def test_bytes_written_after_the_end_are_dropped(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     console = Console(writing, silent)
     console.write(b"before")

@@ -35,7 +35,7 @@ def directory(parent: Path, name: str = "elastic_job", *, mode: int = 0o700) -> 
 
 
 def abandoned(parent: Path, name: str = "elastic_job", *, text: str | None = None) -> Path:
-    """What an agent leaves that is killed together with its warden."""
+    """Return the directory of an agent that was killed together with its warden."""
     made = directory(parent, name)
     (made / "round_1" / "rank_0").mkdir(parents=True)
     (made / MARK).write_text(boot_id() if text is None else text)
@@ -43,13 +43,15 @@ def abandoned(parent: Path, name: str = "elastic_job", *, text: str | None = Non
     return made
 
 
-def test_what_nobody_holds_is_removed(tmp_path: Path) -> None:
+def test_an_abandoned_directory_is_removed(tmp_path: Path) -> None:
     left = abandoned(tmp_path)
     assert remove_abandoned(tmp_path) == [left]
     assert [*tmp_path.iterdir()] == []
 
 
-def test_what_a_living_node_holds_stays_until_the_last_copy_of_its_slot_is_closed(tmp_path: Path, slot: Slot) -> None:
+def test_the_directory_of_a_living_node_stays_until_the_last_copy_of_its_slot_is_closed(
+    tmp_path: Path, slot: Slot
+) -> None:
     left = directory(tmp_path)
     holder = subprocess.Popen(["sleep", "1000"], pass_fds=[slot.fileno()])
     try:
@@ -65,7 +67,7 @@ def test_what_a_living_node_holds_stays_until_the_last_copy_of_its_slot_is_close
 
 
 def test_an_agent_that_lives_to_its_end_takes_the_mark_away(tmp_path: Path, slot: Slot) -> None:
-    """What is read there afterwards, the results of a call, is nobody else's to remove."""
+    """Files there afterwards, the results of a call, are not another agent's to remove."""
     made = directory(tmp_path)
     with marked(made, slot.keep):
         assert os.listdir(made) == [MARK]
@@ -158,7 +160,7 @@ def is_a_file(left: Path) -> None:
         is_a_file,
     ],
 )
-def test_what_is_not_surely_a_dead_nodes_own_stays(tmp_path: Path, otherwise: Callable[[Path], None]) -> None:
+def test_a_directory_that_may_not_be_a_dead_nodes_own_stays(tmp_path: Path, otherwise: Callable[[Path], None]) -> None:
     otherwise(abandoned(tmp_path))
     before = sorted(tmp_path.rglob("*"))
     assert remove_abandoned(tmp_path) == []

@@ -1,4 +1,4 @@
-"""What a failed worker left behind: whatever it is, it comes out short and readable, or as nothing."""
+"""The error files of a failed worker: whatever they hold, the result is short and readable, or empty."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ THROWN = "terminate called after throwing an instance of 'std::runtime_error'\n"
         pytest.param("", "", id="nothing"),
     ],
 )
-def test_what_native_code_wrote_before_it_aborted_is_found(stderr: str, line: str) -> None:
+def test_the_last_line_of_native_code_before_an_abort_is_found(stderr: str, line: str) -> None:
     assert last_abort_line(stderr) == line
 
 
@@ -129,7 +129,7 @@ def test_the_last_whole_lines_within_the_limit_are_kept(data: bytes, kept: str) 
     assert last_lines(data, 10) == kept
 
 
-def test_what_native_code_wrote_is_kept_before_long_stacks() -> None:
+def test_the_line_of_native_code_is_kept_before_long_stacks() -> None:
     thread = '  File "/v/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1773 in _call_impl\n'
     stacks = f"Thread 0x01 (most recent call first):\n{60 * thread}\nCurrent thread 0x02 (most recent call first):\n"
     own = '  File "/home/me/train.py", line 41 in step\n'

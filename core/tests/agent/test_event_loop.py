@@ -119,7 +119,7 @@ def test_no_event_of_many_threads_is_lost(loop: EventLoop) -> None:
         assert [number for author, number in events if author == name] == list(range(2000))
 
 
-def test_what_is_watched_is_received_when_it_is_readable(loop: EventLoop) -> None:
+def test_a_watched_descriptor_is_received_when_it_is_readable(loop: EventLoop) -> None:
     reading, writing = os.pipe()
     loop.watch(reading, lambda: os.read(reading, 100).split())
     os.write(writing, b"one two")
@@ -189,7 +189,7 @@ def test_a_timer_ends_the_wait_by_the_real_clock() -> None:
     loop.close()
 
 
-def test_what_happened_comes_before_a_timer_that_is_due(loop: EventLoop) -> None:
+def test_a_posted_event_comes_before_a_timer_that_is_due(loop: EventLoop) -> None:
     loop.at(50.0, "due")
     loop.post("news")
     assert loop.take() == ["news", "due"]

@@ -207,7 +207,7 @@ COMPILED = (
         ),
     ],
 )
-def test_what_wraps_another_exception_is_unwrapped(
+def test_an_exception_that_wraps_another_one_is_unwrapped(
     exceptions: list[dict[str, Any]], message: str, exception: str, where: str
 ) -> None:
     cause = recorded_cause(record(*exceptions), "")

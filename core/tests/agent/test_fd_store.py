@@ -1,4 +1,4 @@
-"""What workers leave with their agent, over the channels that they have, and whatever they send instead."""
+"""Descriptors that workers leave with their agent over their channels, and malformed messages."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def descriptors() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))
 
 
-def test_what_is_left_is_there_for_the_workers_of_the_next_round(node: Node) -> None:
+def test_a_descriptor_that_is_left_is_there_for_the_workers_of_the_next_round(node: Node) -> None:
     leave("state/0", b"step 7")
     node.next_round()
     assert found("state/0") == b"step 7"
@@ -120,7 +120,7 @@ def test_a_name_that_is_taken_gets_the_new_one(node: Node) -> None:
         assert len(descriptors()) == before
 
 
-def test_what_is_released_is_gone(node: Node) -> None:
+def test_a_released_descriptor_is_gone(node: Node) -> None:
     leave("x", b"1")
     assert fd_store.release("x")
     assert not fd_store.release("x")

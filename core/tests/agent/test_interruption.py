@@ -1,4 +1,4 @@
-"""What ends the wait of a node that is being checked, with real signals and threads."""
+"""The ends of the wait of a node that is being checked, with real signals and threads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_signal_on_which_the_node_does_not_leave_ends_no_wait() -> None:
         os.close(writing)
 
 
-def test_what_a_plugin_has_said_before_counts_and_ends_every_wait() -> None:
+def test_an_earlier_notice_of_a_plugin_counts_and_ends_every_wait() -> None:
     host_end = HostEnd()
     host_end.leave("AWS terminates it", 30.0)
     with closing(Interruption([], host_end)) as interruption:
@@ -75,7 +75,7 @@ def test_what_a_plugin_has_said_before_counts_and_ends_every_wait() -> None:
         assert interruption.end == Exit(143, "AWS terminates it, before this node had entered the job")
 
 
-def test_what_a_plugin_says_passes_on_to_the_one_that_hears_it_next() -> None:
+def test_the_earliest_notice_of_a_plugin_passes_on_to_the_next_listener() -> None:
     host_end, heard = HostEnd(now=lambda: 5.0), list[tuple[str, float, float]]()
     with closing(Interruption([], host_end)):
         pass

@@ -1,4 +1,4 @@
-"""Whether the job has gone on without a node that reaches neither the store nor any peer."""
+"""The decision that the job has gone on without a node that reaches neither the store nor any peer."""
 
 from __future__ import annotations
 

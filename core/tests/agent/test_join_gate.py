@@ -43,7 +43,7 @@ def entrance() -> Entrance:
 
 @pytest.fixture
 def hung() -> Iterator[threading.Event]:
-    """What a check waits for that neither returns nor asks whether the gate is closed."""
+    """Return the event of a check that neither returns nor asks whether the gate is closed."""
     event = threading.Event()
     yield event
     event.set()

@@ -1,4 +1,4 @@
-"""What the launcher's error file says of an agent's end."""
+"""The launcher's error file at an agent's end."""
 
 from __future__ import annotations
 

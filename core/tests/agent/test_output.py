@@ -142,12 +142,12 @@ class Stage:
                 os.close(fd)
 
     def shown(self) -> tuple[bytes, bytes]:
-        """What is on the consoles at the end."""
+        """Return the output on the consoles at the end."""
         self.close()
         return (self.folder / "out").read_bytes(), (self.folder / "err").read_bytes()
 
     def kept(self) -> dict[str, bytes]:
-        """What is in the worker's files."""
+        """Return the contents of the worker's files."""
         return {path.name: path.read_bytes() for path in self.directory.glob("*")}
 
 
@@ -401,7 +401,7 @@ def test_the_end_of_a_stream_is_not_waited_for_beyond_the_timeout(stage: Stage) 
     assert streams.pumps[ERR].ended.is_set()
 
 
-def test_what_has_arrived_is_shown_at_the_end_though_the_stream_goes_on(stage: Stage) -> None:
+def test_arrived_bytes_are_shown_at_the_end_though_the_stream_goes_on(stage: Stage) -> None:
     stage.start(tee=ERR)
     _, child = held_open_by_a_child(stage)
     assert stage.shown() == (b"", b"[rank3]:half a line\n")
@@ -411,7 +411,7 @@ def test_what_has_arrived_is_shown_at_the_end_though_the_stream_goes_on(stage: S
     os.close(child)
 
 
-def test_what_a_living_worker_has_written_can_be_had(stage: Stage) -> None:
+def test_the_output_of_a_living_worker_can_be_read(stage: Stage) -> None:
     output = stage.start(tee=ERR)
     streams, child = held_open_by_a_child(stage)
     for line in range(1000):

@@ -49,7 +49,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def full() -> Iterator[int]:
-    """A port on which somebody listens and answers nobody: what a cut cable looks like."""
+    """A port with a listener that never answers: it looks like a cut cable."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -65,7 +65,7 @@ def full() -> Iterator[int]:
             client.close()
 
 
-def test_who_connects_while_no_descriptor_is_free_is_let_go_of(door: Door) -> None:
+def test_a_connection_that_comes_while_no_descriptor_is_free_is_dropped(door: Door) -> None:
     """Else the listener stays readable, and the agent's loop runs at full speed for as long as none is free."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     clients = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(3)]
@@ -147,7 +147,7 @@ def test_an_address_that_none_can_reach_is_unreachable_at_once() -> None:
     assert unreachable([ProbeTarget("b", "255.255.255.255", 7)]) == ("b",)
 
 
-def test_what_came_of_it_is_posted(door: Door) -> None:
+def test_the_result_of_a_probe_is_posted(door: Door) -> None:
     posted: Queue[Probed] = Queue()
 
     def look_up(ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
@@ -160,7 +160,7 @@ def test_what_came_of_it_is_posted(door: Door) -> None:
     assert posted.get(timeout=PATIENCE) == Probed(3, ("c",))
 
 
-def test_what_cannot_be_tried_blames_nobody() -> None:
+def test_a_probe_that_cannot_be_tried_blames_no_node() -> None:
     posted: Queue[Probed] = Queue()
 
     def exhausted(_aims: object) -> tuple[str, ...]:

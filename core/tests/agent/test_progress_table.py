@@ -111,7 +111,7 @@ def test_the_last_checkpoint() -> None:
 
 
 def saves(node: Node, number: int = 1) -> bool:
-    """Whether round ``number`` has saved a checkpoint that is newer than those of earlier rounds."""
+    """Return True if round ``number`` has saved a checkpoint that is newer than those of earlier rounds."""
     reached = node.table.reached()
     return reached is not None and reached.round == number and reached.saved
 

@@ -16,7 +16,7 @@ def test_each_part_is_told_by_when_it_was_over() -> None:
     assert event.fields == {"round": 4, **PARTS}
 
 
-def test_what_did_not_happen_is_not_told() -> None:
+def test_a_phase_that_did_not_happen_has_no_field() -> None:
     recovery = Recovery(began=1.0, detected=1.0, running=2.0)
     assert recovered(2, recovery).fields == {"round": 2, "detected_s": 0.0, "running_s": 1.0}
 

@@ -1,4 +1,4 @@
-"""What the rendezvous and the file system are asked for; the run's settings come through unchanged."""
+"""The parameters of the rendezvous and the requests to the file system; the run's settings come through unchanged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def slots(tmp_path: Path) -> Iterator[list[Slot]]:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary directories are made."""
+    """Return the folder of temporary directories."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -91,7 +91,7 @@ def test_agents_on_one_host_are_told_apart_by_their_slots(plugins: Plugins, slot
     assert names == [socket.gethostname(), f"{socket.gethostname()} (agent 2)"]
 
 
-def test_what_all_nodes_must_agree_on_is_taken_from_the_run(plugins: Plugins, slots: list[Slot]) -> None:
+def test_the_settings_that_all_nodes_must_agree_on_are_taken_from_the_run(plugins: Plugins, slots: list[Slot]) -> None:
     asked = config(
         min_nodes=2,
         max_nodes=4,

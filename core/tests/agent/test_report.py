@@ -1,4 +1,4 @@
-"""What is said at the start of a round and at the end of a job; the texts are exact, since people read them."""
+"""The messages at the start of a round and at the end of a job; the texts are exact, since people read them."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_failures_of_earlier_rounds_have_a_line_each() -> None:
     ],
     ids=["killed", "never started", "node lost", "rank 0"],
 )
-def test_what_is_not_known_of_a_failure_is_left_out(told: Incident, lines: list[str]) -> None:
+def test_unknown_facts_of_a_failure_are_left_out(told: Incident, lines: list[str]) -> None:
     assert root_cause(told) == [TITLE, *lines]
 
 
@@ -251,7 +251,7 @@ def test_a_job_that_shrank_below_its_minimum_shows_both_the_root_cause_and_the_r
 
 
 def started(before: Ledger, node_id: str = "a", *, restarts: int = 0, **fields: Any) -> Event:
-    """What ``node_id`` says of round 2, which follows ``before`` at the cost of so many restarts in all."""
+    """Return the messages of ``node_id`` about round 2, after ``before`` and so many restarts in all."""
     body = Round(number=2, offer=offer("a"), **fields)
     ledger = then(before, body, at=30.0, counters=Counters(restarts=restarts))
     assert ledger.round is not None
@@ -375,7 +375,7 @@ def test_every_entry_is_told_of_even_if_several_are_read_at_once() -> None:
     assert (told[0].fields["reason"], told[1].fields["cause"]) == ("resize", "resize")
 
 
-def test_what_follows_the_end_of_a_run_is_another_runs() -> None:
+def test_entries_after_the_end_of_a_run_belong_to_another_run() -> None:
     before = live("ab")
     closed = entry(before, Closed(success=True, why="done", exit_code=0), at=20.0)
     opened = entry(advance(before, closed, 20.0), Open(scheduler_uid=None, settings=settings()), at=21.0)

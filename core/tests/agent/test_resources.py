@@ -1,4 +1,4 @@
-"""What an agent works with is made together and given back together."""
+"""The resources of an agent are made together and released together."""
 
 from __future__ import annotations
 

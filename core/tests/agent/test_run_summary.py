@@ -1,4 +1,4 @@
-"""What a run came to, in its last line and in ``verdict.json``."""
+"""The result of a run, in its last line and in ``verdict.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When descriptors are scarce, nobody is taken for dead, nothing leaks, and nothing waits."""
+"""When descriptors are scarce, no node is taken for dead, nothing leaks, and nothing waits."""
 
 from __future__ import annotations
 

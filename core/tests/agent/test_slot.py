@@ -36,7 +36,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def job() -> str:
-    """A job that nobody else on this host has."""
+    """A job that no other process on this host has."""
     return f"test_slot/{uuid.uuid4()}"
 
 
@@ -121,7 +121,7 @@ def test_a_slot_is_held_until_its_last_holder_is_gone(job: str) -> None:
         assert mine == 0
 
 
-def test_who_sits_down_sees_who_sits_there(job: str) -> None:
+def test_a_node_that_takes_a_slot_sees_the_slots_that_are_held(job: str) -> None:
     before = time.monotonic_ns()
     with contextlib.closing(Slot.take(job)) as first, contextlib.closing(Slot.take(job)) as second:
         assert (first.slots.held, second.slots.held) == ((), (0,))
@@ -130,7 +130,7 @@ def test_who_sits_down_sees_who_sits_there(job: str) -> None:
 
 
 def test_that_somebody_looks_takes_no_slot(job: str) -> None:
-    """Of those that sit down meanwhile none finds a slot taken that nobody has."""
+    """No node that takes a slot meanwhile finds a free one taken."""
     looking, stop = Slot.take(job), threading.Event()
 
     def look() -> None:

@@ -38,7 +38,7 @@ def worker(rank: int, **facts: Any) -> Worker:
 
 
 def lines(text: str, label: str) -> list[str]:
-    """What is said under a label."""
+    """Return the lines under a label."""
     return [line[13:] for line in text.splitlines() if line[2:12].rstrip() == label]
 
 
@@ -108,7 +108,7 @@ def test_all_of_it_is_said() -> None:
         pytest.param(state(CLOSED, round=1), "", "its own end: the job is closed", id="closed"),
     ],
 )
-def test_what_it_waits_for(node: NodeState, waiting_for: str, said: str) -> None:
+def test_the_reason_of_a_wait_is_shown_with_its_time(node: NodeState, waiting_for: str, said: str) -> None:
     text = describe_node(node, status(waiting_for=waiting_for))
     assert lines(text, "waits for") == [f"{said}, for 5.0 s"]
 

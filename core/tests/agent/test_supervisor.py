@@ -1,4 +1,4 @@
-"""What an agent lets go, or writes out, if it never takes part, or fails."""
+"""The resources that an agent releases, or writes out, if it never takes part, or fails."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
         yield found
 
 
-def test_who_is_refused_lets_its_port_go(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_node_lets_its_port_go(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RendezvousRefusedError("not you")
 
@@ -85,7 +85,7 @@ def test_who_is_refused_lets_its_port_go(job: Job, monkeypatch: pytest.MonkeyPat
     assert job.let_go()
 
 
-def test_what_a_killed_agent_has_left_is_removed_before_the_join(
+def test_the_directory_of_a_killed_agent_is_removed_before_the_join(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -103,7 +103,7 @@ def test_what_a_killed_agent_has_left_is_removed_before_the_join(
     assert tempfile.tempdir is None, "it was not chosen while the disk was full"
 
 
-def test_who_has_joined_and_cannot_begin_leaves_no_row(
+def test_a_node_that_has_joined_and_cannot_begin_leaves_no_row(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))

@@ -77,7 +77,7 @@ def test_a_program_that_goes_on_after_a_traceback_is_shown_whole(clock: Clock) -
     assert stream.feed(b"epoch 2\n") == b"epoch 2\n"
 
 
-def test_what_waits_for_the_end_of_its_line_is_shown_in_time_too(clock: Clock) -> None:
+def test_an_unfinished_line_is_shown_in_time_too(clock: Clock) -> None:
     stream = fold(clock)
     assert stream.feed(b"Continue? ") == b""
     assert stream.due == clock.at + 0.1

@@ -51,7 +51,7 @@ class Agent:
             self.delivered.append((instant, event))
 
     def awake(self) -> bool:
-        """Whether the agent's loop would be woken."""
+        """Return True if the agent's loop would be woken."""
         return bool(select.select([self.reports], [], [], 0)[0])
 
     def hears(self) -> list[Report]:
@@ -122,7 +122,7 @@ def test_reports_are_told_by_worker(agent: Agent) -> None:
         assert agent.hears() == []
 
 
-def test_what_is_no_report_is_said_once_and_what_follows_is_heard(agent: Agent) -> None:
+def test_a_malformed_report_is_published_once_and_later_reports_are_read(agent: Agent) -> None:
     with agent.reports.open(1) as worker:
         for packet in (b"what", b"x" * 100_000, b"{}", INITIALIZED):
             worker.send(packet)
@@ -180,7 +180,7 @@ def test_the_end_of_a_channel_means_nothing(agent: Agent) -> None:
     assert not agent.awake()
 
 
-def test_what_a_worker_has_forked_reports_for_it_even_after_its_end(agent: Agent) -> None:
+def test_a_process_that_a_worker_has_forked_reports_for_it_even_after_its_end(agent: Agent) -> None:
     worker = agent.reports.open(1)
     with worker.dup() as forked:
         worker.close()
@@ -213,7 +213,7 @@ def test_a_step_is_understood(packet: bytes, report: Report) -> None:
 
 
 @pytest.mark.parametrize("step", [b"-1", b"1.5", b'"7"', b"null", b"9007199254740992", b"[1]"])
-def test_what_is_no_step_is_ignored_for_a_reason(step: bytes) -> None:
+def test_a_report_of_an_invalid_step_is_ignored_for_a_reason(step: bytes) -> None:
     for kind in (b"step", b"leaves"):
         with pytest.raises(ValueError, match="it reports a step, but names none"):
             parse_packet(b'{"type": "%s", "step": %s}' % (kind, step), 3)
@@ -230,7 +230,7 @@ def test_what_is_no_step_is_ignored_for_a_reason(step: bytes) -> None:
         (b', "samples": -1', "its samples is out of range"),
     ],
 )
-def test_what_is_no_progress_is_ignored_for_a_reason(fields: bytes, why: str) -> None:
+def test_a_report_of_invalid_progress_is_ignored_for_a_reason(fields: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse_packet(b'{"type": "progress"%s}' % fields, 3)
 
@@ -293,7 +293,7 @@ def test_a_worker_that_reads_nothing_holds_nobody_up(agent: Agent) -> None:
             pass
 
 
-def test_what_has_been_reported_can_be_taken_in_whatever_else_there_is(agent: Agent) -> None:
+def test_drain_takes_in_every_report_that_waits(agent: Agent) -> None:
     with agent.reports.open(1) as first, agent.reports.open(2) as second:
         for step in range(PACKETS_MAX + 5):  # more than is listened to in a second
             first.send(b'{"type": "step", "step": %d}' % step)
@@ -312,7 +312,7 @@ def test_of_a_worker_that_is_gone_what_it_had_reported_is_known(agent: Agent) ->
     assert agent.reports.drain() == [Stepped(1, 3)]
 
 
-def test_what_was_received_before_is_taken_in_as_well(agent: Agent) -> None:
+def test_drain_takes_in_reports_that_were_received_before(agent: Agent) -> None:
     with agent.reports.open(1) as worker, agent.reports.open(2):
         worker.send(b'{"type": "step", "step": 3}')
         agent.hears()

@@ -1,4 +1,4 @@
-"""What is found out of how a worker has ended, beyond what it says itself."""
+"""The facts about the end of a worker, beyond its own report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row says of its node's workers, and when it is said."""
+"""The part of a row about its node's workers, and the times at which it is written."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def free_port() -> int:
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody can connect there, whoever may answer."""
+    """Return True if a client can connect there, whichever server answers."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=30).close()
     except ConnectionRefusedError:
@@ -59,7 +59,7 @@ def accepts(port: int) -> bool:
     return True
 
 
-def test_whoever_comes_to_an_offer_is_let_in_before_the_store_is_up(stores: Stores, server: Server) -> None:
+def test_every_client_of_an_offer_is_let_in_before_the_store_is_up(stores: Stores, server: Server) -> None:
     offer = stores.offer()
     assert offer.hosted
     assert accepts(offer.port)

@@ -113,7 +113,7 @@ class Node:
         return Round(number=number, offer=offer(members[0].node_id), members=tuple(members))
 
     def next(self) -> NodeEvent | None:
-        """What the warden's next news amount to; None if it is StopCompleted."""
+        """Return the incident of the warden's next events; None if it is StopCompleted."""
         end = time.monotonic() + PATIENCE
         while True:
             sources: list[Warden | Reports] = [self.warden, self.reports]
@@ -479,7 +479,7 @@ def test_a_failure_is_told_with_all_that_is_known_of_it(node: Node) -> None:
     ]
 
 
-def test_what_kills_a_worker_is_told(node: Node) -> None:
+def test_the_signal_that_kills_a_worker_is_named(node: Node) -> None:
     node.start("kill -SEGV $$")
     incident = node.failure()
     assert incident.exit_code == -signal.SIGSEGV
@@ -644,7 +644,7 @@ def test_workers_that_refuse_their_arguments_fail_alike(node: Node) -> None:
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.5])
-def test_what_the_warden_kills_after_a_peers_failure_is_no_cause(node: Node, grace: float) -> None:
+def test_a_worker_that_the_warden_kills_after_a_peers_failure_is_no_cause(node: Node, grace: float) -> None:
     gate = node.folder / "gate"
     os.mkfifo(gate)
     node.start(f"{PEER_FAILS}; trap '' TERM; echo > {gate}; sleep 300", TWO)
@@ -702,7 +702,7 @@ def test_a_worker_that_is_dead_has_not_failed_once_more(node: Node) -> None:
     assert node.group.handle(Failed(1)) is None
 
 
-def test_what_dies_of_a_stop_is_no_failure(node: Node) -> None:
+def test_a_worker_that_dies_of_a_stop_is_no_failure(node: Node) -> None:
     node.start("echo ready; exec sleep 1000", TWO)
     node.group.stop(PATIENCE)
     assert node.next() is None  # StopCompleted, and no news
@@ -728,7 +728,7 @@ def test_after_a_stop_the_next_round_can_fail_again(node: Node) -> None:
     assert not node.group.alive()
 
 
-def test_what_the_record_decorator_wrote_explains_a_failure_better_than_stderr(node: Node) -> None:
+def test_the_file_of_the_record_decorator_explains_a_failure_better_than_stderr(node: Node) -> None:
     error = {"message": {"message": "KeyError: 'lr'", "extraInfo": {"py_callstack": "the\ntraceback\n"}}}
     (node.folder / "written.json").write_text(json.dumps(error))
     copy = f'cp {node.folder}/written.json "$TORCHELASTIC_ERROR_FILE"'
@@ -968,7 +968,7 @@ def test_a_recovery_is_over_when_the_process_group_is_there_again(node: Node) ->
     assert node.said_of("recovered")[0].fields.items() <= event.fields.items()
 
 
-def test_what_is_no_report_is_ignored_and_said(node: Node) -> None:
+def test_a_malformed_report_is_ignored_and_published(node: Node) -> None:
     node.start("sleep 1000", TWO)
     assert node.group.handle(NotUnderstood(2, "it is not JSON")) is None
     assert node.published == [

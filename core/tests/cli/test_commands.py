@@ -41,7 +41,7 @@ def test_a_line_without_a_command_shows_the_help(capsys: pytest.CaptureFixture[s
 
 
 def completed(*words: str) -> list[str]:
-    """What bash is offered for the last word of a line, by a process of its own as when Tab is pressed."""
+    """Return the completions of bash for the last word of a line, from a process of its own as when Tab is pressed."""
     line = ["elastic", *words]
     instruction = {"_ELASTIC_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(words))}
     asked = subprocess.run(

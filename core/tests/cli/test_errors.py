@@ -52,7 +52,7 @@ def test_anything_else_is_a_defect_with_its_traceback(capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1)])
-def test_what_the_command_returns_is_the_exit_code(returned: int | None, code: int) -> None:
+def test_the_value_that_a_command_returns_is_the_exit_code(returned: int | None, code: int) -> None:
     assert run(click.Command("c", callback=lambda: returned), []) == code
 
 

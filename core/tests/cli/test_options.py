@@ -84,7 +84,7 @@ def test_every_flag_has_both_spellings(flag: Flag[Any]) -> None:
         ("--nproc_per_node 2 train.py --nproc_per_node=3", ("--nproc_per_node=3",)),
     ],
 )
-def test_what_follows_the_script_is_the_scripts(line: str, arguments: tuple[str, ...]) -> None:
+def test_arguments_after_the_script_are_the_scripts(line: str, arguments: tuple[str, ...]) -> None:
     flags = read(*line.split())
     assert (flags.script, flags.arguments, flags.nnodes) == ("train.py", arguments, NodeRange(1, 1))
 
@@ -150,7 +150,7 @@ def test_a_flag_that_is_short_for_several_is_refused_with_all_of_them(flag: str)
 
 
 @pytest.mark.parametrize("line", ["-no x", "-no_p x", "--n=2 x", "--nodes=2 x", "-q x"])
-def test_what_is_short_for_no_flag_is_refused(line: str) -> None:
+def test_an_abbreviation_of_no_flag_is_refused(line: str) -> None:
     with pytest.raises(click.NoSuchOption):
         read(*line.split())
 
@@ -203,7 +203,7 @@ def is_installed(name: str) -> bool:
 
 
 def shown(flag: str, capsys: pytest.CaptureFixture[str], columns: int = 80) -> str:
-    """What ``elastic run`` with this flag prints on a terminal of so many columns."""
+    """Return the output of ``elastic run`` with this flag on a terminal of so many columns."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("COLUMNS", str(columns))
         assert run(Elastic(), ["run", flag]) == 0

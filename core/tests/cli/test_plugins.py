@@ -26,7 +26,7 @@ def listed(**facts: object) -> Listed:
     return Listed(**{**defaults, **facts})  # type: ignore[arg-type] # a table's rows
 
 
-def test_what_is_installed_is_listed_with_its_hooks_or_why_it_fails(install: Install) -> None:
+def test_an_installed_plugin_is_listed_with_its_hooks_or_why_it_fails(install: Install) -> None:
     install(
         "dist",
         {

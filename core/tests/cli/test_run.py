@@ -288,7 +288,7 @@ def test_the_scheduler_names_the_run_unless_the_user_does(conf: str, uid: str) -
         ({"ELASTIC_PLUGINS": "nope"}, [], "{}The value comes from ELASTIC_PLUGINS."),
     ],
 )
-def test_what_is_refused_says_which_of_it_came_from_the_environment(
+def test_a_refusal_names_the_values_that_came_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], line: list[str], hint: str
 ) -> None:
     for name, value in variables.items():
@@ -402,7 +402,7 @@ def test_the_agent_gets_config_and_plugins_and_its_code_is_the_runs(
     assert capsys.readouterr().err.endswith("running train.py\n"), "what was published is told before the run ends"
 
 
-def test_what_was_published_is_told_even_if_the_run_fails(
+def test_events_are_observed_even_if_the_run_fails(
     supervise: Callable[[Supervise], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def job(config: RunConfig, plugins: Plugins) -> Ending:

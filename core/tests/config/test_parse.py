@@ -118,7 +118,7 @@ def test_a_value_is_read(parse: Callable[[str], object], text: str, value: objec
         (values.stream_map, "0:3,0:1", "names rank 0 twice", ""),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_a_nonsensical_value_is_refused(
     parse: Callable[[str], object], text: str, reason: str, suggestion: str
 ) -> None:
     with pytest.raises(Wrong) as refused:

@@ -1,4 +1,4 @@
-"""What two nodes of one job compare of the programs that they run."""
+"""The fields of their programs that two nodes of one job compare."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_keys_go_to_core_or_to_the_backend(text: str, conf: RendezvousConf) -> N
         ("run_uid=", "--rdzv_conf 'run_uid=': the run's uid is empty."),
     ],
 )
-def test_what_cannot_be_meant_is_refused_quoting_it(text: str, message: str) -> None:
+def test_a_nonsensical_value_is_refused_and_quoted(text: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         read(text)
     assert refused.value.message == message

@@ -58,18 +58,18 @@ def test_of_several_hosts_those_that_nobody_knows_are_passed_over() -> None:
     [
         ("10.0.0.7", "node5.fast", False, "node5.fast"),  # the user knows better
         (None, "10.1.0.5", True, "10.1.0.5"),
-        ("no such host", None, True, LOOPBACK),  # nobody asks for more, so nobody looks anything up
+        ("no such host", None, True, LOOPBACK),  # no caller asks for more, so no name is looked up
         (None, None, True, LOOPBACK),
         ("127.0.0.1", None, False, "127.0.0.1"),
     ],
 )
-def test_what_the_user_says_wins_and_one_node_alone_needs_only_loopback(
+def test_an_address_of_the_user_wins_and_a_single_node_needs_only_loopback(
     host: str | None, local_addr: str | None, single_node: bool, address: str
 ) -> None:
     assert local_address(host, local_addr, single_node=single_node) == address
 
 
-def test_whoever_meets_at_localhost_is_on_this_host() -> None:
+def test_a_job_at_localhost_is_on_this_host() -> None:
     assert ipaddress.ip_address(local_address("localhost", None, single_node=False)).is_loopback
 
 
@@ -77,7 +77,7 @@ def test_without_an_endpoints_host_it_is_a_numeric_address_of_this_host() -> Non
     address = local_address(None, None, single_node=False)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as sock:
-        sock.bind((address, 0))  # which fails for anybody else's
+        sock.bind((address, 0))  # which fails for the address of another host
 
 
 def test_a_name_that_only_this_host_takes_for_loopback_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A held port with real sockets: whoever is to listen there can, and nobody else gets it."""
+"""A held port with real sockets: its owner can listen there, and no other process gets it."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_worker_can_listen_on_a_held_port_and_be_reached(
         assert connection.recv(5) == b"hello"
 
 
-def test_nobody_answers_on_a_port_that_is_only_held(held: HeldPort) -> None:
+def test_a_port_that_is_only_held_refuses_connections(held: HeldPort) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", held.port))
 
 
 @pytest.mark.parametrize(("family", "address"), [*EVERYWHERE, (socket.AF_INET, "127.0.0.2")])
 def test_a_held_port_is_nobody_elses(held: HeldPort, family: socket.AddressFamily, address: str) -> None:
-    """Without SO_REUSEADDR, like everybody who asks for any port: the kernel would give it to them if it were free."""
+    """Without SO_REUSEADDR, like any process with port 0: the kernel would give it to them if it were free."""
     with socket.socket(family) as other, pytest.raises(OSError, match="Address already in use"):
         other.bind((address, held.port))
 
@@ -78,7 +78,7 @@ def test_no_two_held_ports_are_the_same() -> None:
     assert len(numbers) == 200
 
 
-def test_who_listens_goes_on_when_the_port_is_let_go(held: HeldPort) -> None:
+def test_a_listener_goes_on_when_the_port_is_let_go(held: HeldPort) -> None:
     with listen(socket.AF_INET, "0.0.0.0", held.port) as store:
         held.close()
         with socket.create_connection(("127.0.0.1", held.port)), store.accept()[0]:

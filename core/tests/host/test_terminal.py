@@ -18,7 +18,7 @@ from elastic_core.host.terminal import RED, painter, printable
         ("\udcff", r"\udcff"),
     ],
 )
-def test_what_a_terminal_would_obey_is_shown_as_text(text: str, shown: str) -> None:
+def test_a_control_sequence_is_shown_as_text(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

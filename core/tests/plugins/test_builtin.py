@@ -153,7 +153,7 @@ def test_a_job_that_ends_at_the_same_step_again_is_not_worth_requeueing(
 
 
 def lines(*events: Event, least: Level = Level.INFO) -> list[str]:
-    """What the observer writes, at 12:34:56."""
+    """Return the lines of the observer at 12:34:56."""
     stream = io.StringIO()
     noon = time.mktime((2024, 5, 17, 12, 34, 56, 0, 0, -1))
     observer = LogLineMetrics(least=least, host="node0", stream=stream, clock=lambda: noon)
@@ -258,7 +258,7 @@ def test_the_environment_is_the_contract_with_training_scripts() -> None:
     }
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_variables_that_the_user_has_set_stay() -> None:
     theirs = {"OMP_NUM_THREADS": "4", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     assert not theirs.keys() & PlainWorkerStart(theirs).elastic_worker_environment(ASSIGNMENT).keys()
 

@@ -33,7 +33,7 @@ NOT_INSTALLED = ", ".join(
 )
 
 
-def test_what_is_installed_is_read_from_entry_points() -> None:
+def test_installed_plugins_are_read_from_entry_points() -> None:
     found = Catalogue.read().find("local", Group.RENDEZVOUS)
     assert (found.distribution, found.version) == ("elastic-core", metadata.version("elastic-core"))
 
@@ -103,7 +103,7 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
         ),
     ],
 )
-def test_what_cannot_be_found_is_said_with_the_way_out(name: str, groups: list[Group], message: str, hint: str) -> None:
+def test_an_unknown_name_is_refused_with_a_hint(name: str, groups: list[Group], message: str, hint: str) -> None:
     with pytest.raises(PluginError) as refused:
         CATALOGUE.find(name, *groups)
     assert (refused.value.message, refused.value.hint) == (message, hint)

@@ -98,14 +98,14 @@ def test_a_backend_that_declares_nothing_takes_nothing(install: Install) -> None
     assert (options.endpoint, options.conf, options.endpoint_required) == ("", {}, False)
 
 
-def test_what_asks_for_autoload_is_on_until_it_is_switched_off(install: Install) -> None:
+def test_an_autoloaded_plugin_is_on_until_it_is_switched_off(install: Install) -> None:
     install("dist", {"elastic.autoload": {"watcher": "watching"}}, {"watching": OBSERVER})
     assert "watcher" in {impl.plugin for impl in load(config()).implementations("elastic_observe")}
     off = load(config(no_plugin=("watcher",)))
     assert "watcher" not in {impl.plugin for impl in off.implementations("elastic_observe")}
 
 
-def test_what_is_for_workers_is_named_like_a_plugin_and_imported_by_nobody_here(install: Install) -> None:
+def test_a_library_for_workers_is_named_like_a_plugin_and_not_imported_by_the_agent(install: Install) -> None:
     install(
         "dist",
         {"elastic.worker": {"library": "in_workers", "both": "in_workers"}, "elastic.plugins": {"both": "watching"}},
@@ -285,7 +285,7 @@ def test_the_last_registered_has_the_last_word_on_a_variable() -> None:
     plugins.register("core", plugin(elastic_worker_environment=lambda: {"RANK": "0", "OMP_NUM_THREADS": "1"}))
     plugins.register("numa", plugin(elastic_worker_environment=lambda: {"OMP_NUM_THREADS": "8"}))
     plugins.register("shy", plugin(elastic_worker_environment=lambda: None))
-    environment = plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # nobody looks at it
+    environment = plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # no plugin reads it
     assert environment == {"RANK": "0", "OMP_NUM_THREADS": "8"}
 
 
@@ -293,7 +293,7 @@ def test_a_hook_that_raises_names_its_plugin() -> None:
     plugins = Plugins()
     plugins.register("broken", plugin(elastic_worker_environment=lambda program: program.rank))
     with pytest.raises(PluginError) as raised:
-        plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # nobody looks at it
+        plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # no plugin reads it
     assert raised.value.message == (
         "The plugin 'broken' raised in elastic_worker_environment: "
         "AttributeError: 'Program' object has no attribute 'rank'."

@@ -173,7 +173,7 @@ def test_another_command_is_refused_where_it_can_be_told_from_a_node_of_the_job(
         check_settings(opener, own, allow_version_mismatch=True, unnamed=unnamed)
 
 
-def test_what_is_not_known_of_the_openers_command_keeps_nobody_out() -> None:
+def test_an_unknown_command_of_the_opener_keeps_no_node_out() -> None:
     for theirs in (Command(), Command(name="a.py")):
         opener, own = replace(settings(), command=theirs), replace(settings(host="host-b"), command=A)
         check_settings(opener, own, allow_version_mismatch=True, unnamed=True)
@@ -189,7 +189,7 @@ def test_another_release_is_said_where_both_are_known(theirs: str, mine: str, di
     )
 
 
-def test_what_differs_and_does_not_keep_a_node_out_is_said_with_both_values_and_whose_count() -> None:
+def test_a_tolerated_difference_is_described_with_both_values_and_whose_count() -> None:
     opener = replace(settings(fence_after=300.0), command=A)
     mine = replace(settings(host="host-b", lost_after=8.0), command=OTHERWISE)
     timing, arguments = describe_differences(opener, mine)

@@ -200,7 +200,7 @@ class Planted:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(what: str, data: bytes, says: str) -> None:
+def test_an_impossible_entry_is_refused(what: str, data: bytes, says: str) -> None:
     with pytest.raises(RendezvousStateError, match=says):
         decode_entry(data)
 

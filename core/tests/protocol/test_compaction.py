@@ -73,7 +73,7 @@ def test_a_short_history_stays_whole() -> None:
         assert not entries_to_shrink(ledger, Watch(), 0)
 
 
-def test_what_the_newest_entry_stands_on_stays_whole() -> None:
+def test_the_anchors_of_the_newest_entry_stay_whole() -> None:
     ledger = live("ab")
     for number in range(2, 100):
         ledger = then(ledger, Round(number=number, offer=offer("a", number), same_as=number - 1), at=20.0)

@@ -1,4 +1,4 @@
-"""What the counters of the ledger become with the next round."""
+"""The counters of the ledger in the next round."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_look_that_comes_just_in_time_is_no_gap() -> None:
     assert observe(watch, [row("a", 1)], 9.1).gap_at == 9.1
 
 
-def test_what_the_leader_chose_to_sleep_is_no_gap() -> None:
+def test_time_that_the_leader_chose_to_sleep_is_no_gap() -> None:
     """With 11,000 rows it lets changes gather for 1.1 s after each look, and then waits for a heartbeat."""
     watch = observe(Watch(), [row("a", 1)], 0.0)
     for now in (3.2, 6.4):
@@ -152,7 +152,7 @@ TWINS = {"a": Slots(100), "b": Slots(200)}
 
 
 def twins(heartbeats: Iterable[tuple[float, int, int]]) -> Watch:
-    """What is seen of them at these times, with these heartbeats."""
+    """Return the view of both at these times, with these heartbeats."""
     return watched(
         *(
             (at, [row(n, i, b, host="h", slots=TWINS[n]) for i, (n, b) in enumerate(zip("ab", both, strict=True))])
@@ -208,7 +208,7 @@ def test_heartbeats_are_counted_through_a_copy_of_the_store_that_has_an_older_ro
 
 
 def test_a_node_that_has_gone_back_to_an_earlier_entry_says_so_itself() -> None:
-    """What it had read before was of a history that the job has not gone on with (rule S3)."""
+    """Its earlier entries were of a history that the job has not gone on with (rule S3)."""
     watch = watched((0.0, [row("a", 1, 5, head=7, revision=4)]), (2.0, [row("a", 1, 6, head=3, revision=5)]))
     seen = watch.nodes["a"]
     assert (seen.row.head, seen.listed) == (3, True)
@@ -221,7 +221,7 @@ def test_a_row_that_the_store_lost_proves_nothing_of_one_that_came_after() -> No
     assert [is_lost(watch, name, TIMING, 4.0) for name in "ab"] == [True, False]
 
 
-def test_what_a_row_has_shown_stands_when_the_store_has_lost_it() -> None:
+def test_a_proof_from_a_row_stands_when_the_store_has_lost_the_row() -> None:
     a, b = row("a", 1, host="h", slots=Slots(100)), row("b", 2, host="h", slots=Slots(200))
     watch = watched((0.0, [a, b]), (2.0, [a]))
     assert [is_lost(watch, name, TIMING, 4.0) for name in "ab"] == [True, False]
@@ -256,7 +256,7 @@ def test_a_later_look_counts_and_never_against_its_own_node() -> None:
     assert [sorted(find_gone_nodes(rows)) for rows in ([A, b], [A, later], [later, since])] == [[], ["a"], []]
 
 
-def test_what_one_look_has_shown_stands_when_the_next_one_finds_the_slot_taken_or_the_row_is_gone() -> None:
+def test_a_proof_from_one_look_stands_when_the_next_one_finds_the_slot_taken_or_the_row_is_gone() -> None:
     b = NodeRow(info=info("b", host="h", slot=0, slots=Slots(101)))
     again = replace(b, slots=Slots(200, (2,)))
     watch = watched((0.0, [Observation(A, 1, 0), Observation(b, 2, 0)]))
@@ -273,7 +273,7 @@ def test_a_node_beyond_the_slots_that_are_looked_at_is_gone_when_another_has_its
     assert [sorted(find_gone_nodes(rows)) for rows in ([far, near], [far, same])] == [[], ["a"]]
 
 
-def test_who_has_no_row_when_the_leader_first_looks_gets_as_long_as_one_whose_heartbeat_stopped() -> None:
+def test_a_node_without_a_row_at_the_leaders_first_look_gets_as_long_as_one_whose_heartbeat_stopped() -> None:
     watch = watched((10.0, []), (12.0, []))
     assert not is_lost(watch, "a", TIMING, 15.9)
     assert is_lost(watch, "a", TIMING, 16.0)
@@ -304,7 +304,7 @@ def test_when_most_fall_silent_together_the_store_is_suspected_first() -> None:
         pytest.param(5, 3, False, id="most of five"),
     ],
 )
-def test_who_falls_silent_is_lost_at_the_limit_unless_most_do(nodes: int, silent: int, lost: bool) -> None:
+def test_a_silent_node_is_lost_at_the_limit_unless_most_nodes_are_silent(nodes: int, silent: int, lost: bool) -> None:
     watch = watched(
         *((at, [row(f"n{i}", i, 0 if i < silent else int(at)) for i in range(nodes)]) for at in (0.0, 2.0, 4.0, 6.0))
     )
@@ -322,7 +322,7 @@ def test_when_a_failure_was_first_reported_is_remembered() -> None:
     assert observe(watch, [better], 6.0).nodes["a"].reported_at == 6.0
 
 
-def test_who_is_vouched_for_is_gone_with_all_that_were_proved_to_be() -> None:
+def test_a_node_that_is_vouched_to_be_gone_is_gone_with_all_that_were_proved_to_be() -> None:
     rows = [row("a", 1, host="h", slots=Slots(100)), row("b", 2, host="h", slots=Slots(200)), row("c", 3)]
     watch = watched((0.0, rows))
     assert vouch(watch, ["c", "a stranger"]).gone == {"a", "c"}
@@ -330,7 +330,7 @@ def test_who_is_vouched_for_is_gone_with_all_that_were_proved_to_be() -> None:
     assert vouch(watched((0.0, rows), (2.0, rows[1:])), ["c"]).gone == {"a", "c"}
 
 
-def test_what_rows_said_of_an_older_epoch_is_forgotten_once() -> None:
+def test_heads_of_an_older_epoch_are_forgotten_once() -> None:
     watch = watched((0.0, [row("a", 1, head=7)]))
     assert forget_older_epochs(watch, 0) is watch
     later = forget_older_epochs(watch, 1)
@@ -381,7 +381,7 @@ def test_a_new_leader_goes_on_from_what_it_had_heard_of_the_old_one() -> None:
 
 
 class Counted(UserDict[str, NodeView]):
-    """Nodes that count how often somebody has gone through all of them."""
+    """Nodes that count how often they have been iterated."""
 
     looks = 0
 

@@ -136,12 +136,12 @@ def encoded() -> list[str]:
     return [value.decode().replace(f'"by":"{__version__}"', '"by":"RELEASE"') for value in values]
 
 
-def test_what_nodes_exchange_is_what_this_protocol_version_says() -> None:
+def test_encoded_entries_and_rows_are_those_of_this_protocol_version() -> None:
     assert encoded() == GOLDEN.read_text().splitlines(), CHANGED
 
 
 @pytest.mark.parametrize("line", GOLDEN.read_text().splitlines() if GOLDEN.exists() else [])
-def test_what_another_release_of_this_protocol_version_wrote_is_read(line: str) -> None:
+def test_entries_and_rows_of_another_release_of_this_protocol_version_are_read(line: str) -> None:
     plain = json.loads(line)
     data = json.dumps({**plain, "by": "9.9.9", "of_another_release?": {"a": [1]}}).encode()
     if "kind" in plain:

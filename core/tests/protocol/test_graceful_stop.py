@@ -80,7 +80,7 @@ class TestPlan:
         halt = body(decide(replace(known, watch=replace(known.watch, began_at=NOW - 1))))
         assert (type(halt), halt.reason) == (Halt, HaltReason.RESIZE)
 
-    def test_who_leaves_when_its_workers_have_stopped_is_not_planned(self) -> None:
+    def test_a_leave_after_the_workers_have_stopped_is_not_planned(self) -> None:
         halt = body(decide(view(live("ab"), takes("a"), seen("b", Phase.STOPPED, head=2, leaving=True, grace=25.0))))
         assert (type(halt), halt.reason, halt.planned) == (Halt, HaltReason.NODE_LEFT, False)
 
@@ -105,7 +105,7 @@ class TestStopAt:
     def test_all_must_have_answered_this_plan(self, other: NodeView) -> None:
         assert decide(view(planned(), answer("a", 7), other, seen("c", head=3))) == LookAgain(NOW + 6)
 
-    def test_whoever_has_finished_need_not_answer(self) -> None:
+    def test_a_finished_node_need_not_answer(self) -> None:
         found = decide(view(planned(), answer("a", 7), seen("b", Phase.FINISHED, head=3)))
         assert body(found) == StopAt(round=1, step=8, leaving=False)
 
@@ -122,7 +122,7 @@ class TestTheEndOfAPlan:
         halt = body(decide(view(told(), down("a"), down("b"), seen("c", head=4))))
         assert (halt.reason, halt.why, halt.planned) == (HaltReason.RESIZE, "host-c joins", True)
 
-    def test_who_has_stopped_is_not_missed_meanwhile_even_if_it_is_gone(self) -> None:
+    def test_a_node_that_has_stopped_is_not_missed_meanwhile_even_if_it_is_gone(self) -> None:
         assert isinstance(decide(view(told(), down("a"), answer("b", 7, head=4))), LookAgain)
         assert isinstance(decide(view(told(), answer("a", 7, head=4), down("b", changed=NOW - 60))), LookAgain)
 
@@ -133,11 +133,11 @@ class TestTheEndOfAPlan:
             pytest.param([running("b", head=4, stepped_down=True)], id="its last process is not gone"),
         ],
     )
-    def test_who_has_not_stopped_for_all_that_is_known_is_waited_for(self, other: list[NodeView]) -> None:
+    def test_the_leader_waits_for_a_node_that_may_not_have_stopped(self, other: list[NodeView]) -> None:
         known = view(told(), down("a"), *other)
         assert decide(replace(known, watch=replace(known.watch, began_at=NOW))) == LookAgain(NOW + 6)
 
-    def test_who_had_stopped_an_older_round_as_planned_has_fallen_behind(self) -> None:
+    def test_a_node_that_had_stopped_an_older_round_as_planned_has_fallen_behind(self) -> None:
         ledger = then(live("ab"), Round(number=2, offer=offer("a", 2), same_as=1), at=NOW - 20)
         ledger = then(ledger, replace(PLAN, round=2), at=NOW - 10)
         nodes = [down(name, number=number) for name, number in (("a", 2), ("b", 1))]
@@ -157,7 +157,7 @@ class TestTheEndOfAPlan:
             pytest.param(answer("b", 7, incident=incident("b")), HaltReason.FAILURE, id="failed"),
         ],
     )
-    def test_what_else_happens_overrides_it(self, other: NodeView, reason: HaltReason) -> None:
+    def test_another_event_overrides_the_plan(self, other: NodeView, reason: HaltReason) -> None:
         nodes = [answer("a", 7), other, seen("c", head=3)]
         assert body(decide(view(planned(), *nodes, verdict=RESTART))).reason is reason
 
@@ -203,7 +203,7 @@ class TestDrain:
             pytest.param(replace(seen("b"), row=replace(seen("b").row, run="old")), id="is of an older run"),
         ],
     )
-    def test_who_goes_anyway_or_was_not_meant_is_not_asked(self, node: NodeView) -> None:
+    def test_a_node_that_goes_anyway_or_was_not_meant_is_not_asked(self, node: NodeView) -> None:
         found = decide(view(live("ab"), running("a"), node, self.request("b")))
         assert not (isinstance(found, Append) and isinstance(found.body, Drain))
 
@@ -224,7 +224,7 @@ class TestDrain:
         assert find_drain([drained], {"a"}) == ""
 
     def test_a_copy_of_a_request_asks_no_node_that_has_come_to_the_host_since(self) -> None:
-        """Whatever its serial is, which nobody has sealed."""
+        """Whatever its serial is, which no node has sealed."""
         copied = replace(self.request("b"), serial=999)
         again = running("b2", node=info("b2", host="host-b"))
         assert isinstance(decide(view(live("a"), running("a"), again, copied)), LookAgain)

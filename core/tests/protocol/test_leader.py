@@ -1,4 +1,4 @@
-"""The leader's rules, one table row or test each; names follow docs/protocol.md."""
+"""The leader's rules, one table row or test each; names follow docs/internals/protocol.md."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class TestLiveRound:
         assert decide(view(ledger, *nodes, now=NOW - 0.5)) == LookAgain(NOW)
         assert body(decide(view(ledger, *nodes))).reason is HaltReason.UNSEEN
 
-    def test_nobody_is_suspected_while_others_still_answer(self) -> None:
+    def test_no_node_is_suspected_while_others_still_answer(self) -> None:
         ledger = live("abc", at=NOW - 5)
         nodes = [running("a", seen_at=NOW - 5), running("b", seen_at=NOW - 0.2), seen("c", head=1)]
         assert decide(view(ledger, *nodes)) == LookAgain(NOW - 0.2 + 1.0)
@@ -218,7 +218,7 @@ class TestNewcomers:
         ledger = live("ab", settings(max_nodes=2))
         assert isinstance(decide(view(ledger, running("a"), running("b"), seen("c"))), LookAgain)
 
-    def test_nobody_joins_after_the_first_finished(self) -> None:
+    def test_no_node_joins_after_the_first_finished(self) -> None:
         nodes = [seen("a", Phase.FINISHED, head=2), running("b"), seen("c")]
         assert isinstance(decide(view(live("ab"), *nodes)), LookAgain)
 
@@ -233,7 +233,7 @@ class TestNewcomers:
         assert body(decide(view(ledger, *nodes, seen("c", head=4, now=late), now=late))).reason is HaltReason.RESIZE
 
     @pytest.mark.parametrize(("gap_at", "allowed_at"), [(NOW - 50, NOW + 170), (NOW - 20, NOW + 5)])
-    def test_what_a_resize_cost_while_the_leader_was_cut_off_says_nothing_of_the_next(
+    def test_the_cost_of_a_resize_while_the_leader_was_cut_off_says_nothing_of_the_next(
         self, gap_at: float, allowed_at: float
     ) -> None:
         ledger = halted("a", HaltReason.RESIZE, at=NOW - 22.5)
@@ -256,7 +256,7 @@ class TestNewcomers:
         beside = replace(b, row=replace(b.row, info=replace(b.row.info, host_id="id-host-a", slot=1)))
         assert body(decide(view(ledger, running("a"), beside))).reason is HaltReason.RESIZE
 
-    def test_who_stopped_for_a_newcomer_stays_whatever_its_host_has_lost(self) -> None:
+    def test_a_node_that_stopped_for_a_newcomer_stays_whatever_its_host_has_lost(self) -> None:
         ledger = with_counters(
             halted("a", HaltReason.RESIZE, settings(1, 3)), losses={"id-host-a": THRICE, "id-host-c": THRICE}
         )
@@ -460,7 +460,7 @@ class TestReforming:
         nodes = [stopped("a", now=late), running("b", head=2, now=late)]
         assert ids(body(decide(view(ledger, *nodes, now=late)))) == "a"
 
-    def test_nobody_is_left_out_while_others_still_answer(self) -> None:
+    def test_no_node_is_left_out_while_others_still_answer(self) -> None:
         ledger = halted("abc", HaltReason.NODE_LEFT, at=NOW - 5)
         nodes = [stopped("a", seen_at=NOW - 5), stopped("b", seen_at=NOW - 0.2), running("c", head=2)]
         assert decide(view(ledger, *nodes)) == LookAgain(NOW - 0.2 + 1.0)
@@ -492,7 +492,7 @@ class TestReforming:
         assert isinstance(waiting, LookAgain)
         assert waiting.at == pytest.approx(NOW + after)
 
-    def test_who_does_not_know_yet_that_the_run_was_resumed_has_not_been_silent_about_its_round(self) -> None:
+    def test_a_node_that_does_not_know_yet_of_the_resumed_run_has_not_been_silent_about_its_round(self) -> None:
         ledger = halted("ab", HaltReason.UNSEEN, at=NOW)
         ledger = replace(ledger, head=replace(ledger.head, epoch=1))
         nodes = [stopped("a", epoch=1), stopped("b", head=0)]
@@ -720,7 +720,7 @@ class TestWhatMayBeJudged:
         silent = running("a", changed=44.0)
         assert ids(body(decide(view(ledger, silent, seen("c", head=5), now=50.0)))) == "c"
 
-    def test_who_is_only_suspected_does_not_end_a_job_that_fails_on_node_loss(self) -> None:
+    def test_a_suspected_node_does_not_end_a_job_that_fails_on_node_loss(self) -> None:
         ledger = halted("ab", HaltReason.NODE_LEFT, settings(1, 2, on_node_loss=OnNodeLoss.FAIL), at=98.0)
         nodes = [stopped("a"), running("b", changed=99.0)]
         assert isinstance(decide(view(ledger, *nodes)), LookAgain)
@@ -788,7 +788,7 @@ class TestTheCause:
         ]
         assert body(decide(view(live("abc"), *nodes))).incident == self.peer
 
-    def test_what_a_row_still_says_of_an_earlier_round_does_not_make_it_shorter(self) -> None:
+    def test_an_incident_of_an_earlier_round_does_not_shorten_the_wait(self) -> None:
         earlier = replace(running("b", incident=incident("b", number=0)), reported_at=NOW - 5.0)
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.04), earlier]
         decision = decide(view(live("ab"), *nodes))
@@ -849,7 +849,7 @@ class TestTheCause:
         closed = body(decide(self.halted(*nodes, verdict=GIVE_UP, judged=self.early)))
         assert (closed.incident, closed.why) == (self.early, GIVE_UP.reason)
 
-    def test_what_was_judged_in_a_live_round_stands(self) -> None:
+    def test_a_judgement_of_a_live_round_stands(self) -> None:
         first = replace(self.killed, node_id="a", host="host-a", after=5.1)
         nodes = [running("a", incident=first), running("b", incident=self.killed)]
         judgement = Judgement(round=1, incident=self.killed, verdict=RESTART)

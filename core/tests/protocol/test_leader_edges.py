@@ -96,7 +96,7 @@ def test_a_leader_that_read_an_entry_late_does_not_know_how_fast_members_answere
     assert decision.counters.worst_seen == pytest.approx(worst)
 
 
-def test_nobody_has_to_answer_a_change_of_the_leader() -> None:
+def test_no_node_has_to_answer_a_change_of_the_leader() -> None:
     ledger = then(live("ab"), Leader(why="no heartbeat"), at=20.0, author="b")
     decision = decide(view(ledger, running("a", head=3, seen_at=25.0), running("b", head=3, leaving=True)))
     assert isinstance(decision, Append)
@@ -110,7 +110,7 @@ def test_an_answer_to_a_halt_counts_in_full() -> None:
     assert decision.counters.worst_seen == 0.123
 
 
-def test_nobody_is_waited_for_who_has_answered() -> None:
+def test_the_leader_waits_for_no_node_that_has_answered() -> None:
     assert outcome(view(live("ab", at=NOW - 0.2), running("a"), running("b"))) == NOW + 6
 
 
@@ -157,7 +157,7 @@ def test_a_failed_round_is_halted_to_leave_out_a_host() -> None:
     assert isinstance(found, Halt)
 
 
-def test_who_had_stopped_an_older_round_has_not_stopped_this_one() -> None:
+def test_a_node_that_had_stopped_an_older_round_has_not_stopped_this_one() -> None:
     assert outcome(view(live("ab"), running("a"), stopped("b", number=0, head=2))) == NOW + 6
 
 
@@ -181,7 +181,7 @@ def test_only_an_answer_to_the_newest_entry_shows_that_others_still_answer() -> 
     assert found.reason is HaltReason.UNSEEN
 
 
-def test_who_leaves_as_planned_need_not_show_that_it_saw_the_round() -> None:
+def test_a_node_that_leaves_as_planned_need_not_show_that_it_saw_the_round() -> None:
     plan = Plan(round=1, reason=HaltReason.NODE_LEFT, why="host-b leaves", deadline=300.0)
     ledger = then(live("ab", at=NOW - 20), plan, at=NOW - 19)
     a, b = (running(name, head=3, takes_notices=True, answered=3, steps=(7, 7)) for name in "ab")
@@ -196,7 +196,7 @@ def test_who_leaves_as_planned_need_not_show_that_it_saw_the_round() -> None:
         pytest.param(seen("b", Phase.FINISHED, number=1, head=4), id="has finished an older round"),
     ],
 )
-def test_what_a_row_says_of_an_older_round_changes_nothing(b: NodeView) -> None:
+def test_a_row_about_an_older_round_changes_nothing(b: NodeView) -> None:
     ledger = then(live("ab"), Halt(round=1, reason=HaltReason.RESIZE, why="c joins"), at=20.0)
     ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ab")), at=21.0)
     assert outcome(view(ledger, seen("a", Phase.FINISHED, number=2, head=4), b)) == NOW + 6
@@ -307,7 +307,7 @@ def test_a_member_that_leaves_and_then_dies_has_left() -> None:
     assert decision.counters.losses == {}
 
 
-def test_who_may_release_a_silent_host_is_told_its_name() -> None:
+def test_the_message_of_the_wait_names_the_silent_host_to_release() -> None:
     decision = decide(view(halted("a", HaltReason.NODE_LOST), running("a", changed=0.0), seen("c", head=3)))
     assert isinstance(decision, LookAgain)
     assert decision.waiting.endswith("elastic release host-a")
@@ -317,7 +317,7 @@ def test_a_round_whose_members_have_all_left_goes_on_with_the_newcomers() -> Non
     assert outcome(view(halted("a", HaltReason.RESIZE), stopped("a", leaving=True), seen("b", head=3))) == "b"
 
 
-def test_who_is_waited_for_while_it_leaves_is_named() -> None:
+def test_the_message_of_the_wait_names_a_leaving_node() -> None:
     ledger = halted("a", HaltReason.NODE_LEFT, at=NOW - 5)
     decision = decide(view(ledger, running("a", head=3, leaving=True), seen("c", head=3)))
     assert isinstance(decision, LookAgain)
@@ -339,7 +339,7 @@ def test_a_job_all_of_whose_nodes_leave_waits_for_no_other_node(others: list[Nod
     assert decision.waiting == waiting
 
 
-def test_who_stopped_for_newcomers_has_no_more_of_them_than_there_is_room_for() -> None:
+def test_a_round_that_stopped_for_newcomers_takes_no_more_than_there_is_room_for() -> None:
     ledger = halted("ab", HaltReason.RESIZE, settings(1, 2))
     assert outcome(view(ledger, stopped("a"), stopped("b"), seen("c", head=3))) == "ab"
 

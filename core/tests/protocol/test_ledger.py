@@ -129,7 +129,7 @@ def test_the_cost_of_a_resize_is_remembered() -> None:
     assert other.resized_at is None
 
 
-def test_what_a_resize_cost_does_not_depend_on_when_it_is_read() -> None:
+def test_the_cost_of_a_resize_does_not_depend_on_when_it_is_read() -> None:
     """A node that was cut off, and becomes leader later, would keep newcomers out for ten times that long."""
     before = halted("a", HaltReason.RESIZE, at=20.0)
     drain = entry(before, Drain(nodes=("b",), why="asked"), at=20.3)

@@ -252,7 +252,7 @@ def decided(lots: random.Random, given: LeaderView) -> Entry | None:
 
 
 def check_resume(ledger: Ledger) -> None:
-    """What carries all of the run's state encodes, too."""
+    """Check that an entry with all of the run's state can be encoded, too."""
     if ledger.round is not None:
         body = compose_resume(ledger, "the store came back empty")
         written = compose(ledger, body, entry_id=ledger.head.id, author=ledger.leader, now=NOW, store=ORIGIN)
@@ -314,7 +314,7 @@ def test_20_000_names_in_one_text_are_eight_and_a_count() -> None:
 
 # The largest RESUME --------------------------------------------------------------------------------------------------
 
-DOCS = Path(__file__).parents[3] / "docs" / "protocol.md"
+DOCS = Path(__file__).parents[3] / "docs" / "internals" / "protocol.md"
 LONG = 9000 * "w"
 
 

@@ -439,7 +439,7 @@ def test_a_node_that_the_new_history_left_out_waits_as_a_newcomer() -> None:
     assert (row.phase, row.round, row.incident) == (Phase.WAITING, 0, None)
 
 
-def test_what_finished_in_a_lost_round_does_not_count_in_another_of_the_same_number() -> None:
+def test_workers_that_finished_in_a_lost_round_do_not_count_in_another_of_the_same_number() -> None:
     node = running()
     node.hears(WorkersDone())
     assert row_of(node.state).phase is Phase.FINISHED
@@ -534,7 +534,7 @@ def test_that_all_peers_were_reached_is_not_told_once_the_next_round_is_live() -
 
 
 class TestGracefulStops:
-    """What a node does about a PLAN; what it says of it is in its row."""
+    """The reaction of a node to a PLAN; its row reports it."""
 
     PLAN = Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=60.0)
 
@@ -617,7 +617,7 @@ class TestGracefulStops:
         assert row_of(node.state).grace == 0.0
 
     @pytest.mark.parametrize("grace", [0.5, 30.0])
-    def test_who_leaves_as_planned_stays_until_all_others_have_stopped(self, grace: float) -> None:
+    def test_a_node_that_leaves_as_planned_stays_until_all_others_have_stopped(self, grace: float) -> None:
         node = self.answered()
         node.hears(Leaving("received SIGTERM", 143, grace))
         node.reads(StopAt(round=1, step=9))

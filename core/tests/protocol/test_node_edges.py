@@ -69,7 +69,7 @@ def answered() -> Node:
     [WorkersDone(), SteppedDown(), Progressed(1), TakesNotices(1), Answered(Notice(0, 3, 60.0), (1, 1))],
     ids=lambda event: type(event).__name__,
 )
-def test_what_workers_still_do_while_they_are_stopped_is_not_told(event: NodeEvent) -> None:
+def test_events_of_workers_that_are_being_stopped_do_not_change_the_row(event: NodeEvent) -> None:
     node = running()
     node.reads(halt())
     before = row_of(node.state)
@@ -121,7 +121,7 @@ def test_finished_stands_when_the_next_round_was_halted_before_it_was_started() 
     assert (row_of(node.state).phase, row_of(node.state).round) == (Phase.FINISHED, 1)
 
 
-def test_who_has_finished_is_told_of_no_plan() -> None:
+def test_a_finished_node_gets_no_plan() -> None:
     node = running()
     node.hears(TakesNotices(1), WorkersDone())
     assert node.reads(PLAN) == ()
@@ -200,7 +200,9 @@ def test_the_next_round_has_no_checkpoint_yet() -> None:
         pytest.param(KILLED, replace(KILLED, exit_code=-11), KILLED, id="a second cause"),
     ],
 )
-def test_what_explains_more_than_what_was_reported(known: Incident, found: Incident, reported: Incident) -> None:
+def test_a_better_explanation_replaces_the_reported_incident(
+    known: Incident, found: Incident, reported: Incident
+) -> None:
     node = running()
     node.hears(WorkerFailed(known), WorkerFailed(found))
     assert row_of(node.state).incident == reported
@@ -232,7 +234,7 @@ def test_peers_are_probed_when_workers_are_stopped_for_a_failure_and_at_no_other
     assert failed_round(before, node.state) is None, "they are being stopped already"
 
 
-def test_who_has_finished_probes_nobody() -> None:
+def test_a_finished_node_probes_no_other() -> None:
     node = running()
     node.hears(WorkersDone())
     before = node.state

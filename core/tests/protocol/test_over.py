@@ -33,7 +33,7 @@ def view(ledger: Ledger, *nodes: NodeView, now: float, may_forget: bool = True) 
 
 
 def resumed(ledger: Ledger, at: float) -> Ledger:
-    """The ledger of whoever goes on after the store has lost everything."""
+    """The ledger of a node that goes on after the store has lost everything."""
     body = compose_resume(ledger, "the store came back empty")
     return open_ledger(compose(ledger, body, entry_id="r1", author="c", leader="c", now=at, store=ORIGIN), at)
 
@@ -114,7 +114,9 @@ def test_it_is_written_again_only_when_another_member_has_left() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_who_goes_on_after_the_store_was_emptied_waits_for_no_fence_of_a_round_that_is_over(known: bool) -> None:
+def test_a_node_that_goes_on_after_the_store_was_emptied_waits_for_no_fence_of_a_round_that_is_over(
+    known: bool,
+) -> None:
     ledger = then(LEFT, Over(round=1, left=("b",)), at=NOW + 1) if known else LEFT
     ledger = resumed(ledger, NOW + 5)
     others = [seen(name, head=1, now=NOW + 60) for name in "cd"]
@@ -130,7 +132,7 @@ def test_who_goes_on_after_the_store_was_emptied_waits_for_no_fence_of_a_round_t
 
 
 @pytest.mark.parametrize(("left", "ends"), [(("b",), False), ((), True)])
-def test_who_had_left_in_order_is_not_taken_for_lost_when_its_row_is(left: tuple[str, ...], ends: bool) -> None:
+def test_a_node_that_had_left_in_order_is_not_taken_for_lost_when_its_row_is(left: tuple[str, ...], ends: bool) -> None:
     strict = settings(min_nodes=1, max_nodes=2, on_node_loss=OnNodeLoss.FAIL)
     ledger = then(halted("ab", HaltReason.NODE_LEFT, strict, at=NOW), Over(round=1, left=left), at=NOW + 1)
     decision = decide(view(resumed(ledger, NOW + 5), seen("a", Phase.STOPPED, head=1, now=NOW + 60), now=NOW + 60))

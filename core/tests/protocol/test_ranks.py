@@ -24,6 +24,6 @@ def test_role_ranks_count_within_the_role(name: str, first: int, size: int) -> N
     assert (mine.first_role_rank, mine.role_world_size) == (first, size)
 
 
-def test_who_is_no_member_has_no_place() -> None:
+def test_a_node_that_is_no_member_has_no_place() -> None:
     with pytest.raises(ValueError, match="x"):
         place(MEMBERS, "x")

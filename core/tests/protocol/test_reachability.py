@@ -72,7 +72,7 @@ def test_the_one_with_most_broken_connections_is_accused(
     assert find_unreachable(view(ledger, *nodes), ledger.round) == expected
 
 
-def test_what_was_found_long_ago_does_not_count() -> None:
+def test_an_old_probe_does_not_count() -> None:
     ledger = failed("abc")
     assert ledger.round is not None
     current = replace(ledger.round, number=5)
@@ -93,7 +93,7 @@ def test_of_two_the_one_is_accused_that_others_were_left_out_for() -> None:
         )
 
 
-def test_what_was_found_before_a_round_that_did_not_fail_does_not_count() -> None:
+def test_a_probe_before_a_round_that_did_not_fail_does_not_count() -> None:
     """It trained for hours, perhaps, until a node was lost or a newcomer came."""
     nodes = [node("a", "c", probed=1), node("b"), node("c")]
     for reason, expected in ((HaltReason.FAILURE, "c"), (HaltReason.NODE_LOST, None), (HaltReason.RESIZE, None)):
@@ -112,7 +112,9 @@ def test_what_was_found_before_a_round_that_did_not_fail_does_not_count() -> Non
         pytest.param(node("a", "c", probed=1, number=2, phase=Phase.FINISHED), None, id="it has finished"),
     ],
 )
-def test_who_took_part_once_more_is_believed_only_for_what_it_found_then(a: NodeView, expected: str | None) -> None:
+def test_a_node_that_took_part_once_more_is_believed_only_for_its_later_probe(
+    a: NodeView, expected: str | None
+) -> None:
     """The round that has failed now may have trained for hours, and who found something before may be what it lost."""
     ledger = failed("abc")
     assert ledger.round is not None
@@ -205,7 +207,7 @@ def test_probes_that_are_under_way_are_waited_for_but_not_for_long(reason: HaltR
 
 
 @pytest.mark.parametrize("reason", [HaltReason.RESIZE, HaltReason.NODE_LOST, HaltReason.NODE_LEFT, HaltReason.UNSEEN])
-def test_nobody_probes_where_nothing_has_failed(reason: HaltReason) -> None:
+def test_no_node_probes_where_nothing_has_failed(reason: HaltReason) -> None:
     ledger = halted("abc", reason, at=NOW - 0.5)
     assert ids(decide(view(ledger, *(node(name, probed=0) for name in "abc")))) == "abc"
 
@@ -218,13 +220,13 @@ def test_nobody_probes_where_nothing_has_failed(reason: HaltReason) -> None:
         pytest.param(node("b", probed=0, number=0, phase=Phase.WAITING), id="was too late to start any workers"),
     ],
 )
-def test_who_will_not_probe_is_not_waited_for(other: NodeView) -> None:
+def test_the_leader_does_not_wait_for_a_node_that_will_not_probe(other: NodeView) -> None:
     assert ids(decide(view(failed("a"), node("a", probed=0)))) == "a", "it has nobody to probe"
     assert ids(decide(view(failed("ab"), node("a"), other))) == "ab"
 
 
-def test_who_has_complaints_against_it_is_not_restarted_with_all_the_others() -> None:
-    """A restart of the same members is one entry and asks nobody; with complaints there is a HALT, and new probes."""
+def test_an_unreachable_node_is_not_restarted_with_all_the_others() -> None:
+    """A restart of the same members is one entry and asks no node; with complaints there is a HALT, and new probes."""
     ledger = live("abc")
     for broken_connections, restarts in (("", True), ("c", False)):
         nodes = [

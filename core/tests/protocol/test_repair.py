@@ -36,7 +36,7 @@ SUCCESS = Closed(success=True, why="all is well", exit_code=0)
 
 
 def told(*ledgers: Ledger) -> Memory:
-    """What a node remembers that has read all of these."""
+    """Return the memory of a node that has read all of these."""
     return Memory(tuple(ledger.head for ledger in ledgers))
 
 
@@ -61,7 +61,7 @@ def other(ledger: Ledger) -> Entry:
 
 
 def resumed(ledger: Ledger, *, on: Link = ORIGIN, entry_id: str = "r1") -> Ledger:
-    """The ledger after somebody has resumed it on a store that lost it."""
+    """The ledger after a node has resumed it on a store that lost it."""
     body = compose_resume(ledger, "it was lost")
     return open_ledger(compose(ledger, body, entry_id=entry_id, author="b", leader="a", now=50.0, store=on), 50.0)
 
@@ -85,7 +85,7 @@ def of_run(ledger: Ledger, run: str) -> Ledger:
         pytest.param(5, None, Diverged(), id="behind, and its newest is a tombstone"),
     ],
 )
-def test_what_became_of_what_was_read(head: int, at: Entry | None, expected: Overlap) -> None:
+def test_the_overlap_of_a_ledger_that_was_read_with_the_store(head: int, at: Entry | None, expected: Overlap) -> None:
     assert overlap(MINE, MEMORY, head, at) == expected
 
 
@@ -232,7 +232,7 @@ def next_run(open_at: int) -> Ledger:
         pytest.param(next_run(6), False, id="or in the place of what was read"),
     ],
 )
-def test_what_a_store_with_tombstones_says_may_have_followed(theirs: Ledger, expected: bool) -> None:
+def test_the_entries_of_a_store_with_tombstones_may_have_followed(theirs: Ledger, expected: bool) -> None:
     assert can_follow(MINE, theirs) is expected
 
 
@@ -332,5 +332,5 @@ def test_memory_has_an_end() -> None:
         (7, "the store came back without the run's history"),
     ],
 )
-def test_what_is_missing_is_said(head: int, words: str) -> None:
+def test_the_lost_entries_are_described(head: int, words: str) -> None:
     assert describe_loss(head, MINE) == words

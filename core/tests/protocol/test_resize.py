@@ -80,7 +80,7 @@ def job(*rows: dict[str, Any], nodes: int = 4, age: float = NOW, resize_wait: fl
 
 
 def decision(ledger: Ledger, *rows: dict[str, Any], now: float = NOW, arrived: tuple[float, ...] = (NOW,)) -> Any:
-    """What the leader decides while nodes wait that came at these times."""
+    """Return the leader's decision while nodes wait that came at these times."""
     names = "abcdefgh"
     came = [running(names[i], now=now, **row) for i, row in enumerate(rows)]
     late = [seen("mnop"[i], head=2, now=now, arrived=at, serial=20 + i) for i, at in enumerate(arrived)]
@@ -120,7 +120,7 @@ def test_users_are_told_once_a_node_has_waited_for_a_moment(waited: float, told:
     assert bool(found.put_off) is told
 
 
-def test_what_only_the_pause_between_resizes_puts_off_is_not_explained_by_work() -> None:
+def test_a_resize_that_only_the_pause_puts_off_is_not_explained_by_work() -> None:
     ledger = replace(job({}, {}, {}), resized_at=NOW - 7.0, resize_cost=1.0)
     assert decision(ledger, {}, {}, {}, arrived=(NOW - 60.0,)) == LookAgain(NOW + 3.0)
 
@@ -136,7 +136,7 @@ def test_the_wait_is_the_jobs_own() -> None:
     assert resizes(decision(job({}, {}, resize_wait=0.0), {}, {}))
 
 
-def test_nobody_has_waited_longer_than_the_round_is_old() -> None:
+def test_no_node_has_waited_longer_than_the_round_is_old() -> None:
     ledger = then(start(settings(1, 4)), Round(number=1, offer=offer("a"), members=members("abc")), at=NOW - 61.0)
     rough = with_counters(ledger, losses={name: HostLosses(1, 0.0) for name in "xy"})
     assert resizes(decision(ledger, {}, {}, {}, arrived=(0.0,)))
@@ -163,7 +163,7 @@ def test_workers_that_take_notices_are_stopped_at_once() -> None:
         pytest.param((watched(NOW - 40), {}), False, id="it has not saved yet"),
     ],
 )
-def test_what_is_at_stake_is_the_work_since_the_scripts_checkpoint(
+def test_the_work_at_stake_is_that_since_the_scripts_checkpoint(
     rows: tuple[dict[str, Any], ...], resized: bool
 ) -> None:
     assert resizes(decision(job(*rows), *rows)) is resized

@@ -107,7 +107,7 @@ class Node:
     contact_at: float
     alive: bool = True
     cut: bool = False
-    """Whether it does not reach the store."""
+    """True if it does not reach the store."""
     leads: Leads | None = None
     heartbeat: int = 0
     offers: int = 1
@@ -116,7 +116,7 @@ class Node:
     steps: tuple[int, ...] = ()
     """The newest step of each worker, if the script calls ``should_checkpoint``."""
     places: tuple[str, ...] = ("in train_step (train.py:40)",) * SIZE
-    """Where each worker is."""
+    """The place of each worker."""
     heard: tuple[int, float] = (0, 0.0)
     """The leader's heartbeat, and when it last changed."""
     reported: tuple[float, int] | None = None
@@ -130,7 +130,7 @@ class Node:
 
 @dataclass
 class Leads:
-    """What a node knows that decides."""
+    """The knowledge of a node that decides."""
 
     watch: Watch
     judgement: Judgement | None = None
@@ -414,7 +414,7 @@ class World:
     # Time ------------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let everybody act on what they see at this instant until nothing changes."""
+        """Let all nodes act on what they see at this instant until nothing changes."""
         for node in list(self.nodes.values()):
             self.heartbeat(node)
         changed = True

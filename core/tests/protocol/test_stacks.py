@@ -226,7 +226,7 @@ class TestReport:
             *(f"  {line}" for line in lines),
         ]
 
-    def test_who_does_not_answer_in_time_is_named(self) -> None:
+    def test_a_node_that_does_not_answer_in_time_is_named(self) -> None:
         found = body(decide(view(asked(at=NOW - ANSWER_WAIT_SECONDS), answer("a", {WAITS: (0, 1)}), running("b"))))
         assert isinstance(found, Stacks)
         assert found.report.splitlines()[-1] == "host-b (ranks 2-3) has not answered"
@@ -335,7 +335,7 @@ class TestReport:
         assert isinstance(found, Stacks)
         assert len(found.report) <= REPORT_BYTES
 
-    def test_what_a_person_asked_for_is_no_hang(self) -> None:
+    def test_stacks_that_a_person_asked_for_are_no_hang(self) -> None:
         by_hand = Stacks(round=1, why="by hand", requests=("stacks-1",))
         nodes = answer("a", {WAITS: (0, 1)}), answer("b", {WAITS: (2, 3)})
         found = body(decide(view(asked(by=by_hand), *nodes)))
@@ -565,7 +565,7 @@ def test_a_node_without_workers_does_not_answer() -> None:
     assert row_of(node.state).stacks is None
 
 
-def test_what_was_seen_of_a_round_is_forgotten_with_it() -> None:
+def test_the_hang_of_a_round_is_forgotten_with_it() -> None:
     node = running_node()
     node.hears(Hung(1, 300.0))
     assert row_of(node.state).hung == 300.0

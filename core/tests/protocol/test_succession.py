@@ -1,4 +1,4 @@
-"""Who becomes the leader, and when."""
+"""The choice of the leader, and its time."""
 
 from __future__ import annotations
 

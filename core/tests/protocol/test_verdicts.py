@@ -1,4 +1,4 @@
-"""What a verdict can say besides its action: a delay of the next round (L11), and an exclusion that ends (L12)."""
+"""The fields of a verdict besides its action: a delay of the next round (L11), and an exclusion that ends (L12)."""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ def test_every_method_is_called_through_the_guard() -> None:
 
 @pytest.mark.parametrize("method", CALLS)
 @pytest.mark.parametrize("error", [KeyError("oops"), UsageError("oops")])
-def test_what_a_backend_must_not_raise_names_it_and_the_place(method: str, error: Exception) -> None:
+def test_the_error_for_an_exception_that_is_not_allowed_names_the_backend_and_the_place(
+    method: str, error: Exception
+) -> None:
     with pytest.raises(RendezvousError) as raised:
         CALLS[method](faulty(method, error))
     said = "KeyError: 'oops'" if isinstance(error, KeyError) else "UsageError: oops"
@@ -64,7 +66,7 @@ def test_what_a_backend_must_not_raise_names_it_and_the_place(method: str, error
 
 @pytest.mark.parametrize("method", CALLS)
 @pytest.mark.parametrize("error", [RendezvousConnectionError("gone"), RendezvousStateError("garbled")])
-def test_what_a_backend_may_raise_is_passed_on(method: str, error: Exception) -> None:
+def test_an_exception_that_a_backend_may_raise_is_passed_on(method: str, error: Exception) -> None:
     with pytest.raises(type(error)) as raised:
         CALLS[method](faulty(method, error))
     assert raised.value is error

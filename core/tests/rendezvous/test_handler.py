@@ -15,7 +15,7 @@ from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParamet
 
 
 class Bare(RendezvousHandler):
-    """What a user writes at the least."""
+    """A user's smallest handler."""
 
     def next_rendezvous(self):  # type: ignore[no-untyped-def]  # as users write it
         return None, 0, 1

@@ -1,4 +1,4 @@
-"""Where the job's token comes from, what is no token, and that it is shown nowhere."""
+"""The sources of the job's token, the texts that are no token, and its absence from all output."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_jobs_and_tokens_have_keys_of_their_own() -> None:
         ("abcdefg" * 10, "only 7 different characters"),
     ],
 )
-def test_what_could_be_guessed_is_no_token(tmp_path: Path, text: str, words: str) -> None:
+def test_a_text_that_could_be_guessed_is_no_token(tmp_path: Path, text: str, words: str) -> None:
     for environ, file in (({TOKEN_VARIABLE: text}, None), ({}, written(tmp_path / "token", text))):
         with pytest.raises(UsageError, match=words) as refused:
             read_token(environ, file)
@@ -78,7 +78,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
         read_token({}, path)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
     for path, words in (("fifo", "not a regular file"), ("none", "No such file"), (".", "directory")):
         with pytest.raises(UsageError, match=words):

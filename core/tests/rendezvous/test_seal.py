@@ -1,4 +1,4 @@
-"""What is sealed goes through any store, and nothing else is taken for it."""
+"""Sealed values pass through any store, and no other value is taken for one."""
 
 from __future__ import annotations
 

@@ -130,14 +130,14 @@ def test_another_schedulers_run_that_ends_meanwhile_is_nothing_to_a_node() -> No
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_who_begins_again_after_a_run_of_the_job_opens_no_run_after_one_that_is_over(again: bool) -> None:
+def test_a_node_that_begins_again_after_a_run_of_the_job_opens_no_run_after_one_that_is_over(again: bool) -> None:
     job = Job()
     job.says(begins(), ROUND, DONE)
     found = join(job.store, late(), CLOCK, arrive(job.store, late(), CLOCK, again=again))
     assert (found == DONE) is again
 
 
-def test_who_begins_again_takes_part_in_a_run_that_others_have_opened_since() -> None:
+def test_a_node_that_begins_again_takes_part_in_a_run_that_others_have_opened_since() -> None:
     job = Job()
     job.says(begins(), ROUND, DONE)
     arrival = arrive(job.store, late(), CLOCK, again=True)

@@ -77,7 +77,7 @@ def test_people_are_told_what_has_no_answer_where_and_what_follows(call: StoreCa
 
 
 def test_a_node_that_joins_tells_of_a_store_that_is_silent() -> None:
-    """Where a backend has no timeout, a joining agent said nothing for ever."""
+    """If a backend had no timeout, a joining agent was silent for ever."""
     goes_on = threading.Event()
     said: list[str] = []
 

@@ -56,7 +56,7 @@ def counting(pauses: list[float]) -> Runtime:
 
 
 def persisted(store: Restarting, down: int, timeout: float = 60.0) -> tuple[list[str], list[float]]:
-    """What was told, and how long each pause was, of an attempt that the store answers in the end."""
+    """Return the events, and the length of each pause, of an attempt that the store answers in the end."""
     told: list[str] = []
     pauses: list[float] = []
     Restarting.down = down
@@ -86,7 +86,7 @@ def test_an_embedded_store_does_not_come_back() -> None:
 
 
 def connected(failures: list[RendezvousConnectionError], timeout: float) -> tuple[str, list[str], float]:
-    """What comes of a first connection that fails so often: its result, what was told, and the seconds waited."""
+    """Return the result of a first connection that fails so often, the events, and the seconds waited."""
     told: list[str] = []
     pauses: list[float] = []
 
@@ -121,7 +121,7 @@ def test_the_first_connection_is_given_up_when_its_time_is_over() -> None:
     assert (told, waited) == (["refused 0"], 5.0)
 
 
-def test_what_no_waiting_mends_ends_at_once() -> None:
+def test_a_lasting_error_ends_the_wait_at_once() -> None:
     wrong = RendezvousConnectionError("wrong password", lasting=True)
     assert connected([wrong], 60.0) == ("raised: wrong password", [], 0)
 

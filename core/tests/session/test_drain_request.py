@@ -164,7 +164,7 @@ def test_the_host_of_the_store_that_others_need_is_not_asked() -> None:
     with pytest.raises(RendezvousTimeoutError):  # it was asked
         ask(store, "host-b", "job", patience=0.01)
     store.remove("b")
-    with pytest.raises(RendezvousTimeoutError):  # nobody else needs it
+    with pytest.raises(RendezvousTimeoutError):  # no other node needs it
         ask(store, "host-a", "job", patience=0.01)
 
 
@@ -174,7 +174,7 @@ def test_a_job_that_is_not_there_is_refused() -> None:
             ask(store, "host-a", "job")
 
 
-def test_who_does_not_answer_is_named_and_nothing_is_left() -> None:
+def test_a_node_that_does_not_answer_is_named_and_no_request_is_left() -> None:
     store = job()
     with pytest.raises(RendezvousTimeoutError, match=r"host-b \(b\) did not say within the time that it leaves"):
         ask(store, "host-b", "job", patience=0.01)
@@ -215,7 +215,7 @@ def test_a_host_whose_heartbeat_goes_on_is_not_released() -> None:
     assert [row.node_id for row in store.roster()] == ["a", "b"]
 
 
-def test_what_cannot_be_released_is_named() -> None:
+def test_a_host_that_cannot_be_released_is_named() -> None:
     with pytest.raises(UsageError, match=r"No agent of job 'job' was on 'host-x'\.") as caught:
         release(job(), "host-x", "job")
     assert caught.value.hint == "They are or were on: host-a, host-b."

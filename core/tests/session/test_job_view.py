@@ -1,4 +1,4 @@
-"""What a job's store says of the job to somebody who does not take part."""
+"""The view of a job in its store for a process that does not take part."""
 
 from __future__ import annotations
 

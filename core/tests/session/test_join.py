@@ -46,7 +46,7 @@ def test_the_first_row_of_who_finds_the_run_says_all_that_there_is_to_say() -> N
 
 
 @pytest.mark.parametrize(("name", "node_rank"), [("the first of all", None), ("one with a rank", 1)])
-def test_who_has_to_look_around_first_offers_nothing_until_it_has(name: str, node_rank: int | None) -> None:
+def test_a_node_that_has_to_look_around_first_offers_nothing_until_it_has(name: str, node_rank: int | None) -> None:
     """A round that it was given meanwhile would begin without it."""
     store = LocalBackend(MemoryStore())
     if node_rank is not None:

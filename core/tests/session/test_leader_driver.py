@@ -60,7 +60,7 @@ def test_a_lone_leader_does_not_judge_itself_by_what_it_did_not_see(lost: bool) 
     assert store.read(ledger.head.index + 1) is None
 
 
-def test_what_was_judged_and_why_is_published_once() -> None:
+def test_a_judgement_and_its_reason_are_published_once() -> None:
     ledger = halted(
         "a",
         HaltReason.FAILURE,
@@ -117,7 +117,7 @@ def test_a_lone_leader_looks_again_to_say_whom_it_waits_for() -> None:
     assert said == ["waiting"]
 
 
-def test_what_a_lost_row_said_is_no_answer_to_a_run_that_was_resumed() -> None:
+def test_a_lost_row_is_no_answer_to_a_run_that_was_resumed() -> None:
     """Its index is of the history that is lost (rule S3); whether the node is still there, it has yet to say."""
     store, ledger = LocalBackend(MemoryStore()), halted("ab", HaltReason.NODE_LEFT)
     leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: 24.0), lambda event: None)
@@ -133,7 +133,7 @@ def test_what_a_lost_row_said_is_no_answer_to_a_run_that_was_resumed() -> None:
     assert store.read(2) is not None
 
 
-def test_what_was_offered_before_a_run_was_resumed_is_given_to_no_round() -> None:
+def test_an_offer_from_before_a_resumed_run_is_given_to_no_round() -> None:
     """A round that is lost with the older epoch may have been given it: two rounds would meet at one place (I2)."""
     store, ledger = LocalBackend(MemoryStore()), live("ab")
     body = compose_resume(ledger, "the store came back empty")
@@ -153,7 +153,7 @@ def test_what_was_offered_before_a_run_was_resumed_is_given_to_no_round() -> Non
     assert following.offer == offer("a", 3)
 
 
-def test_what_the_store_has_taken_and_lost_is_put_back_and_not_decided_anew() -> None:
+def test_an_entry_that_the_store_has_taken_and_lost_is_put_back_and_not_decided_anew() -> None:
     """Another node may have read it, and have started its workers, before the store lost it."""
     memory, ledger, now = MemoryStore(), start(settings(1, 3)), 20.0
     store = LocalBackend(memory)
@@ -243,7 +243,7 @@ def test_a_question_that_no_plugin_answers_does_not_keep_the_agent_from_ending()
     subprocess.run([sys.executable, "-c", NEVER_ANSWERED], cwd=views, check=True, timeout=20.0)
 
 
-def test_who_tidies_up_over_a_slow_store_still_answers_an_incident_in_time() -> None:
+def test_a_leader_that_tidies_up_over_a_slow_store_still_answers_an_incident_in_time() -> None:
     """Those who reported it depose a leader that takes longer than a second (rule L2)."""
     now = 20.0
 

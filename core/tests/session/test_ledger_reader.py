@@ -1,4 +1,4 @@
-"""What is read of a ledger, where waking up has brought something along."""
+"""Reading of a ledger, where a notification has brought an entry along."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Told(LocalBackend):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_what_a_bell_told_wrong_is_read_in_the_store(there: bool) -> None:
+def test_an_entry_that_a_notification_had_wrong_is_read_in_the_store(there: bool) -> None:
     first, second = start(), live("ab")
     store = Told(MemoryStore())
     assert store.append(ORIGIN, first.head.link, encode_entry(first.head))
@@ -31,7 +31,7 @@ def test_what_a_bell_told_wrong_is_read_in_the_store(there: bool) -> None:
     assert news(store, first, head=2) == ((second.head,) if there else ())
 
 
-def test_what_the_store_has_wrong_is_refused() -> None:
+def test_an_entry_that_the_store_has_wrong_is_refused() -> None:
     first, second = start(), live("ab")
     store = Told(MemoryStore())
     store.told = {}

@@ -46,7 +46,7 @@ class SlowToConnect(LocalBackend):
 def test_a_connection_that_comes_after_the_end_leaves_no_row_and_no_error(
     lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that nobody removes would keep the store's host waiting at the end of the job."""
+    """A row that no node removes would keep the store's host waiting at the end of the job."""
     failed: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     memory, before = MemoryStore(), {*threading.enumerate()}

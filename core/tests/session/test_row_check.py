@@ -34,7 +34,9 @@ CLOSED = Closed(success=True, why="done", exit_code=0)
         ("a job that is over", "x", then(LEDGER, CLOSED, at=20.0), False),
     ],
 )
-def test_who_waits_for_a_place_looks_after_lost_after(what: str, node_id: str, ledger: Ledger, due: bool) -> None:
+def test_a_node_that_waits_for_a_place_looks_after_lost_after(
+    what: str, node_id: str, ledger: Ledger, due: bool
+) -> None:
     check = RowCheck(node_id, lambda _: None)
     assert [check.is_due(ledger, now) for now in (100.0, 105.9, 106.0)] == [False, False, due]
 
@@ -48,7 +50,7 @@ def test_it_looks_ever_more_seldom_and_begins_anew_with_each_leader() -> None:
 
 
 def said(row: bytes) -> list[Event]:
-    """What a node says, once it has found this row of the leader."""
+    """Return the events of a node that has found this row of the leader."""
     store, found = LocalBackend(MemoryStore()), list[Event]()
     store.enter("a", row)
     check = RowCheck("x", found.append)
@@ -81,8 +83,8 @@ def test_it_says_once_whose_row_cannot_be_read_and_why(what: str, row: bytes, wo
     assert ("host-a, which decides, cannot read what this node writes to the store" in event.message) is (row != b"[]")
 
 
-def test_what_a_leader_says_of_rows_that_it_cannot_read_fits_into_its_own() -> None:
-    """Whoever can write to the store chooses their ids; an agent whose own row cannot be written would end."""
+def test_the_leaders_list_of_unreadable_rows_fits_into_its_own_row() -> None:
+    """Each writer of the store chooses its ids; an agent whose own row cannot be written would end."""
     store, ledger = LocalBackend(MemoryStore()), live("a")
     store.append(ORIGIN, (first := start().head).link, encode_entry(first))
     store.append(first.link, ledger.head.link, encode_entry(ledger.head))
@@ -97,5 +99,5 @@ def test_what_a_leader_says_of_rows_that_it_cannot_read_fits_into_its_own() -> N
 
 
 @pytest.mark.parametrize("unread", [(), ("w",)])
-def test_who_is_read_says_nothing(unread: tuple[str, ...]) -> None:
+def test_a_node_whose_row_is_read_publishes_nothing(unread: tuple[str, ...]) -> None:
     assert said(encode_row(NodeRow(info=info("a"), unread=unread))) == []

@@ -1,4 +1,4 @@
-"""What a node says at once, and what it lets wait until others have read what they need."""
+"""The rows that a node writes at once, and those that it delays until others have read the ones before."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def of(size: int) -> Ledger:
         pytest.param(replace(RUNS, head=3), halted("ab", HaltReason.FAILURE), 0.0, id="it has seen the halt"),
     ],
 )
-def test_what_somebody_waits_for_is_said_at_once(row: NodeRow, ledger: Ledger, seconds: float) -> None:
+def test_a_row_that_a_node_waits_for_is_written_at_once(row: NodeRow, ledger: Ledger, seconds: float) -> None:
     assert row_delay(row, ledger) == pytest.approx(seconds)
 
 
@@ -133,7 +133,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     made.close()
 
 
-def test_what_can_wait_is_written_in_the_end(desk: Desk) -> None:
+def test_a_delayed_row_is_written_in_the_end(desk: Desk) -> None:
     desk.open()
     desk.state.outbox.publish(RUNS, 0.01)
     assert desk.told(RUNS) == [1]
@@ -151,7 +151,7 @@ def test_a_node_that_was_cut_off_for_as_long_as_its_fence_is_silent_until_it_has
     assert desk.told(RUNS) == [1]
 
 
-def test_what_cannot_wait_takes_along_what_could(desk: Desk) -> None:
+def test_an_urgent_row_replaces_a_delayed_one(desk: Desk) -> None:
     failed = replace(RUNS, incident=incident("b"))
     desk.open()
     desk.state.outbox.publish(RUNS, NEVER)

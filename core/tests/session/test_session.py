@@ -101,7 +101,7 @@ class Node:
         self.events.put(event)
 
     def until(self, what: Callable[[Node], bool]) -> Node:
-        """Wait for it. What the session's threads change by themselves tells nobody, so that this looks again soon."""
+        """Wait for it. Changes by the session's threads send no notification, so this looks again soon."""
         deadline = CLOCK.now() + PATIENCE
         with self.changed:
             while not what(self):
@@ -246,7 +246,7 @@ def test_of_changes_that_come_together_the_leader_does_not_look_at_each(
     assert rests.get(timeout=PATIENCE) == 0.002, "so long for each of two rows"
 
 
-def test_what_nodes_say_of_themselves_is_asked_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_infos_of_nodes_are_read_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     a, _ = pair(fleet, quick())
     asked, answers = list[Collection[str]](), queue.Queue[list[NodeInfo]]()
     roster = LocalBackend.roster

@@ -1,4 +1,4 @@
-"""Nodes whose store fails them, whose answers cross, and whose leader is slow: nobody hangs, and nobody spins."""
+"""Nodes whose store fails them, whose answers cross, and whose leader is slow: no node hangs, and none spins."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from elastic_core.session.runtime import Runtime
 
 @dataclass
 class Faults:
-    """What is wrong with one node's store; all of the node's connections look here."""
+    """The faults of one node's store; all of the node's connections read them here."""
 
     down: bool = False
     breaks: int = 0
     """So many attempts to connect fail from now on."""
     gone: bool = False
-    """Nobody listens where the store was."""
+    """No server listens where the store was."""
     wiped: bool = False
     """Connecting finds something that cannot be."""
     garbled: bool = False
@@ -48,13 +48,13 @@ class Faults:
     full: bool = False
     """It can be read, and takes nothing."""
     restless: bool = False
-    """It can be read and written, and lets nobody wait."""
+    """It can be read and written, and lets no node wait."""
     refused: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     """Released for whatever it has refused."""
     appending: Callable[[], None] = field(default=lambda: None)
     """Called before every append."""
     answered: Callable[[], None] = field(default=lambda: None)
-    """Called when the store has answered a heartbeat, an amendment or a wait, and before anybody reads the answer."""
+    """Called when the store has answered a heartbeat, an amendment or a wait, and before the answer is read."""
 
 
 class FaultyBackend(LocalBackend):
@@ -176,7 +176,7 @@ def test_a_connection_that_breaks_right_after_the_join_is_made_again(bench: Benc
     a.until(lambda n: n.session.contact.at > began)
 
 
-def test_who_cannot_read_the_ledger_any_more_stops_heartbeating_and_is_replaced(bench: Bench) -> None:
+def test_a_node_that_cannot_read_the_ledger_any_more_stops_its_heartbeat_and_is_replaced(bench: Bench) -> None:
     a, b = bench.pair(lost_after=0.6)
     bench.faults["b"].garbled = True
     a.tell(WorkerFailed(incident("a")))
@@ -189,7 +189,7 @@ def test_who_cannot_read_the_ledger_any_more_stops_heartbeating_and_is_replaced(
     assert b.session.contact.at == at, "the fence counts from when it could still be told to stop"
 
 
-def test_what_a_frozen_node_reads_late_is_no_contact_from_when_it_reads_it(bench: Bench) -> None:
+def test_a_late_read_of_a_frozen_node_is_no_contact_at_the_time_of_the_read(bench: Bench) -> None:
     """The fence (rule S4) counts from when the store was asked: others may have given this node up since."""
     a, _ = bench.pair(lost_after=PATIENCE)
     thawed, frozen, changed = threading.Event(), set[str](), threading.Condition()

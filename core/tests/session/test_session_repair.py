@@ -34,7 +34,7 @@ def holding(*ledgers: Ledger) -> LocalBackend:
 
 
 def entries(store: LocalBackend) -> list[Entry]:
-    """What it holds."""
+    """Return the entries of a store."""
     return [decode_entry(data) for _, data in store._store.entries]
 
 
@@ -61,7 +61,7 @@ def test_several_put_the_same_back() -> None:
     store = holding(*RUN[:2])
 
     class Raced(LocalBackend):
-        """Somebody else is always a step ahead."""
+        """Another node is always a step ahead."""
 
         def append(self, prev: Link, entry: Link, data: bytes) -> bool:
             assert store.append(prev, entry, data)
@@ -168,7 +168,7 @@ def test_another_run_is_written_over_unless_a_node_of_it_is_alive(moves: bool, f
         assert body.opened.former == former
 
 
-def test_who_was_away_for_long_leaps_over_tombstones() -> None:
+def test_a_node_that_was_away_for_long_leaps_over_tombstones() -> None:
     store = holding(*RUN)
     for index in (3, 4, 5):
         store.shrink(index)
@@ -254,7 +254,7 @@ def test_an_older_history_behind_what_was_read_is_resumed_over() -> None:
     assert (found[1].halt, found[1].head.index, found[1].head.epoch) == (mine.halt, 5, 2)
 
 
-def test_what_others_have_put_back_meanwhile_is_read_on() -> None:
+def test_entries_that_others_have_put_back_meanwhile_are_read_on() -> None:
     """An entry could not be written, since the one before was gone; when this node looks, all is there again."""
     unread = HistoryChangedError("Entry 3 is not the one that was read before.")
     assert restore(holding(*RUN), RUN[2], told(RUN[2]), info("b"), CLOCK, unread=unread) is None

@@ -37,7 +37,7 @@ class Bench:
         return a.until(in_round(1, "ab")), b.until(in_round(1, "ab"))
 
     def bodies(self) -> list[object]:
-        """What the ledger says now."""
+        """Return the bodies of the ledger's entries."""
         return [decode_entry(data).body for _, data in self.server.store("job").entries]
 
     def come_back_with_another_run(self) -> MemoryStore:
@@ -82,12 +82,12 @@ def bench() -> Iterator[Bench]:
 
 
 def told(name: str) -> Callable[[Node], bool]:
-    """Whether a node has said something of this name."""
+    """Return a predicate: a node has published an event of this name."""
     return lambda node: any(event.name == name for event in node.said)
 
 
 def starts(*nodes: Node) -> list[int]:
-    """How often each has started workers."""
+    """Return how often each has started workers."""
     return [len(node.starts) for node in nodes]
 
 
@@ -144,7 +144,7 @@ def test_a_restart_with_the_data_is_noticed_by_nobody_but_the_connections(bench:
         assert not told("history_restored")(node)
 
 
-def test_what_others_have_decided_on_another_branch_is_adopted(bench: Bench) -> None:
+def test_decisions_of_others_on_another_branch_are_adopted(bench: Bench) -> None:
     """Two masters: this side restarted the round, the other one went on with b alone. The store's branch it is."""
     a, b = bench.pair()
     fork = a.state.ledger

@@ -58,7 +58,7 @@ def messages(received: list[tuple[Message, list[int]]]) -> list[Message]:
 
 
 def is_gone(pipe: tuple[int, int]) -> bool:
-    """Whether nobody holds the writing end any more."""
+    """Return True if no process holds the writing end any more."""
     return select.select([pipe[0]], [], [], 0)[0] != []
 
 
@@ -104,7 +104,7 @@ def test_a_message_is_received_once_its_last_byte_is_there(wire: tuple[socket.so
     ]
 
 
-def test_what_the_socket_does_not_take_waits_and_nobody_is_blocked(pair: tuple[Channel, Channel]) -> None:
+def test_messages_that_the_socket_does_not_take_wait_and_block_no_sender(pair: tuple[Channel, Channel]) -> None:
     ours, theirs = pair
     ours.send(BIG)
     ours.send({"number": 2})
@@ -140,7 +140,7 @@ def test_descriptors_arrive_with_their_message_in_order(pair: tuple[Channel, Cha
         os.write(fd, b"%d" % number)
     close_all(descriptors)
     assert [os.read(reading, 100) for reading, _ in ends] == [b"0", b"1", b"2", b"3"]
-    assert [os.read(reading, 100) for reading, _ in ends] == [b""] * 4  # nobody kept a copy
+    assert [os.read(reading, 100) for reading, _ in ends] == [b""] * 4  # no process kept a copy
     close_all([reading for reading, _ in ends])
 
 
@@ -189,7 +189,7 @@ def test_descriptors_that_could_not_be_opened_are_missing_and_mix_up_nothing(pai
 # Ends ----------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_sent_before_the_end_is_received(pair: tuple[Channel, Channel]) -> None:
+def test_messages_sent_before_the_end_are_received(pair: tuple[Channel, Channel]) -> None:
     ours, theirs = pair
     ours.send({"number": 1})
     ours.close()
@@ -218,7 +218,7 @@ def test_the_end_is_noticed_though_it_never_read_what_it_was_sent(pair: tuple[Ch
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["that the end was heard of", "that it was not"])
-def test_what_is_sent_after_the_end_is_dropped_with_its_descriptors(
+def test_a_message_sent_after_the_end_is_dropped_with_its_descriptors(
     pair: tuple[Channel, Channel], pipe: tuple[int, int], heard: bool
 ) -> None:
     ours, theirs = pair

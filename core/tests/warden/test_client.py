@@ -131,7 +131,7 @@ def agent(script: str, *args: str) -> subprocess.Popen[str]:
 
 
 def say(process: subprocess.Popen[str]) -> Any:
-    """What an agent says next."""
+    """Return the agent's next message."""
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
 
@@ -214,7 +214,7 @@ def test_the_control_channel_reaches_the_worker_which_finds_its_number_in_the_en
             )
         ours.settimeout(30)
         assert ours.recv(100) == b"step 1"
-        assert ours.recv(100) == b""  # nobody else has the other end
+        assert ours.recv(100) == b""  # no other process has the other end
 
 
 def test_standard_streams_that_the_agent_does_not_have_are_nobody_elses() -> None:
@@ -376,7 +376,7 @@ def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> No
         warden.close(PATIENCE)
 
 
-def test_what_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> None:
+def test_a_process_that_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> None:
     """FAULTS 7: a double-forked helper, in a session of its own, that cleared its environment."""
     _, [helper] = listener.started(*PYTHON, ESCAPE + "import signal; signal.pause()")
     assert wait_until(lambda: Path(f"/proc/{helper}/comm").read_text() == "sleep\n")
@@ -387,7 +387,7 @@ def test_what_outlives_the_last_worker_is_killed_at_once(listener: Programs) -> 
     assert (told.signum, told.names[told.pids.index(helper)]) == (signal.SIGTERM, "sleep")
 
 
-def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(listener: Programs) -> None:
+def test_a_process_that_an_ended_worker_left_behind_is_killed_by_the_next_stop(listener: Programs) -> None:
     reading, writing = os.pipe()
     tag = listener.spawn(*PYTHON, ESCAPE, stdout=writing)
     os.close(writing)
@@ -402,7 +402,7 @@ def test_what_a_worker_that_has_ended_left_behind_is_killed_by_the_next_stop(lis
 SAVES = """
 import os, signal, sys, time
 def save(*_):
-    fifo = open(sys.argv[1])  # opens once somebody writes
+    fifo = open(sys.argv[1])  # opens once a process writes
     print(fifo.read(), flush=True)
     os._exit(0)
 reading, writing = os.pipe()
@@ -482,7 +482,7 @@ def test_a_tracker_of_shared_memory_removes_that_of_a_killed_worker(listener: Pr
         assert wait_until(partial(gone_from_memory, name))
 
 
-def test_what_successful_workers_have_left_has_a_while_to_end(listener: Programs, fifo: Path) -> None:
+def test_processes_that_successful_workers_have_left_have_a_while_to_end(listener: Programs, fifo: Path) -> None:
     reading, writing = os.pipe()
     listener.end(listener.spawn("sh", "-c", 'echo started; (cat "$0") & exit 0', str(fifo), stdout=writing))
     os.close(writing)
@@ -493,7 +493,7 @@ def test_what_successful_workers_have_left_has_a_while_to_end(listener: Programs
         assert output.readline() == "sent"
 
 
-def test_what_successful_workers_have_left_for_ever_is_named_and_killed(listener: Programs) -> None:
+def test_processes_that_successful_workers_have_left_for_ever_are_named_and_killed(listener: Programs) -> None:
     listener.end(listener.spawn("sh", "-c", "trap '' TERM; sleep 1000 & exit 0"))
     events = listener.warden.finish(0.5)
     signals = [event for event in events if isinstance(event, Signalled)]
@@ -527,7 +527,7 @@ signal.pause()
         seen += os.read(reading, 100)
     listener.warden.stop(grace=0.05)
     listener.wait(StopCompleted)
-    assert os.read(reading, 100) == b""  # nobody holds the other end any more
+    assert os.read(reading, 100) == b""  # no process holds the other end any more
     os.close(reading)
     assert len({pid for event in listener.all_of(Signalled)[1:] for pid in event.pids}) == 21
 
@@ -646,7 +646,7 @@ sys.stdin.readline()
 warden.fence(0.05)
 events = []
 while "Fenced" not in events:
-    os.kill(os.getpid(), 19)  # frozen, until somebody wakes it
+    os.kill(os.getpid(), 19)  # frozen, until a SIGCONT
     events += [type(event).__name__ for event in hear()]
 print(json.dumps(events), flush=True)
 """
@@ -672,7 +672,7 @@ print(json.dumps(events), flush=True)
 
 def test_a_frozen_agents_full_socket_does_not_keep_the_warden_from_its_work(listener: Programs) -> None:
     pid, _ = listener.started(*SLEEPER)
-    for _ in range(200):  # 400 messages that nobody takes; the socket has room for some 270
+    for _ in range(200):  # 400 messages that no process reads; the socket has room for some 270
         listener.read_from("true")
     listener.warden.stop(grace=0)
     gone(pid)
@@ -695,7 +695,7 @@ def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
     assert not leftover.exists()
 
 
-def test_what_the_warden_holds_is_held_until_its_last_process_is_gone() -> None:
+def test_a_held_descriptor_stays_open_until_the_wardens_last_process_is_gone() -> None:
     reading, writing = os.pipe()
     warden = Warden.start()
     warden.hold(writing)
@@ -750,7 +750,7 @@ def test_nothing_outlives_a_warden_that_is_killed(listener: Programs) -> None:
     listener.warden.stop(grace=0)
 
 
-def test_what_the_agent_started_itself_survives_its_wardens_death() -> None:
+def test_a_process_that_the_agent_started_itself_survives_its_wardens_death() -> None:
     own = subprocess.Popen(["sleep", "1000"])
     later = Warden.start()
     os.kill(later.pid, signal.SIGKILL)

@@ -69,7 +69,7 @@ os.read(0, 1)
 
 
 @pytest.mark.parametrize("root", ["childless", "nobody"])
-def test_who_has_no_children_has_no_descendants(sleeper: subprocess.Popen[bytes], root: str) -> None:
+def test_a_process_without_children_has_no_descendants(sleeper: subprocess.Popen[bytes], root: str) -> None:
     assert descendants(sleeper.pid if root == "childless" else NOBODY) == []
 
 
@@ -170,7 +170,7 @@ def test_another_process_with_the_same_number_is_not_killed(sleeper: subprocess.
     assert sleeper.wait() == -signal.SIGTERM  # so it was alive
 
 
-def test_who_is_gone_is_not_there_to_be_killed(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_is_gone_cannot_be_killed(sleeper: subprocess.Popen[bytes]) -> None:
     process = found(sleeper)
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
@@ -235,7 +235,7 @@ def test_how_long_threads_have_run_is_known(in_thread: bool) -> None:
     assert run_nanoseconds(process.pid) == run_nanoseconds(process.pid, all_threads=True) == 0
 
 
-def test_what_a_process_writes_is_counted() -> None:
+def test_bytes_that_a_process_writes_are_counted() -> None:
     command = ["sh", "-c", "read line; echo hello; read line"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""What the warden's loop does in orders of events that no test can bring about with real processes."""
+"""The warden's loop under orders of events that no test can bring about with real processes."""
 
 from __future__ import annotations
 

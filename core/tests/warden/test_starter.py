@@ -1,4 +1,4 @@
-"""How long the warden waits for a fork server, with a clock of the test's. What it does is in
+"""The warden's wait for a fork server, with a clock of the test's. Its actions are in
 ``test_client_forks.py``.
 """
 
@@ -75,7 +75,7 @@ def test_a_worker_waits_for_the_import_so_long_and_no_longer(view: View) -> None
     assert view.client.next_deadline() <= view.now, "nobody waits for it once more"
 
 
-def test_nobody_waits_for_a_fork_server_that_will_not_be(view: View) -> None:
+def test_no_worker_waits_for_a_fork_server_that_has_failed(view: View) -> None:
     worker = child()
     view.client.request_fork(worker)
     view.die()

@@ -17,7 +17,9 @@ class JobError(Exception):
         return 0, SimpleNamespace(error_file_data={"message": {"message": object()}}, exitcode=1)
 
 
-def test_what_cannot_be_written_does_not_hide_the_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_file_that_cannot_be_written_does_not_hide_the_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
 
     @record

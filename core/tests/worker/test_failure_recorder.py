@@ -26,7 +26,7 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program has ended, what it has reported, and what it has recorded."""
+    """The end of a program, its report, and its record."""
 
     code: int
     stdout: str
@@ -36,7 +36,7 @@ class Ended:
 
     @property
     def by(self) -> str | None:
-        """How the record came about; None without one."""
+        """The origin of the record; None without one."""
         by: str | None = self.record.get("elastic", {}).get("by")
         return by
 

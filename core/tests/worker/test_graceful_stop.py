@@ -34,7 +34,7 @@ class Agent:
         self.tells("stop_at", plan=number, step=step, leaving=leaving)
 
     def hears(self) -> list[tuple[str, int]]:
-        """How far the worker comes without another report, by the reports."""
+        """Return the steps that the worker makes without another report, by the reports."""
         found: list[tuple[str, int]] = []
         while True:
             try:
@@ -82,7 +82,7 @@ def test_a_report_names_the_step_that_was_taken_and_not_the_one_that_it_reaches(
     assert ahead[-1] > 1
 
 
-def test_who_slows_down_is_exact_again_after_one_report(agent: Agent) -> None:
+def test_a_worker_that_slows_down_is_exact_again_after_one_report(agent: Agent) -> None:
     for step in range(5000):
         agent.calls(step, 0.001)
     ahead = agent.hears()[-1][1]
@@ -139,7 +139,7 @@ def test_with_the_step_it_is_said_whether_somebody_leaves(agent: Agent, leaving:
 
 
 @pytest.mark.parametrize("end", ["deadline", "agent"])
-def test_nobody_is_held_for_ever(agent: Agent, end: str) -> None:
+def test_no_worker_is_held_for_ever(agent: Agent, end: str) -> None:
     agent.plans(deadline=0.01)
     if end == "agent":
         agent.end.shutdown(socket.SHUT_WR)
@@ -152,7 +152,7 @@ def test_nobody_is_held_for_ever(agent: Agent, end: str) -> None:
         assert agent.calls(5), "the next plan is another matter"
 
 
-def test_who_could_not_say_how_far_it_is_takes_no_part_in_a_plan(agent: Agent) -> None:
+def test_a_worker_that_could_not_report_its_step_takes_no_part_in_a_plan(agent: Agent) -> None:
     step = 0
     while agent.worker._horizon == step - 1 or step == 0:  # until there is no room
         agent.calls(step)
@@ -167,7 +167,7 @@ def test_who_could_not_say_how_far_it_is_takes_no_part_in_a_plan(agent: Agent) -
     assert agent.calls(step + 3)
 
 
-def test_what_it_has_forked_neither_reports_nor_stops(agent: Agent) -> None:
+def test_a_forked_process_neither_reports_nor_stops(agent: Agent) -> None:
     agent.plans()
     agent.stops_at(1)
     child = os.fork()
@@ -185,6 +185,6 @@ def test_without_an_agent_nobody_stops(number: str) -> None:
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "3", None, 2**53])
-def test_what_is_no_step_is_refused(agent: Agent, step: Any) -> None:
+def test_an_invalid_step_is_refused(agent: Agent, step: Any) -> None:
     with pytest.raises(ValueError, match="is not a whole number from 0"):
         agent.worker.should_checkpoint(step)

@@ -1,4 +1,4 @@
-"""What a library brings is reached when it is used; where none is, one sentence says what to install."""
+"""The names of a library are imported when they are used; without the library, one sentence says what to install."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_other_kinds_of_numbers(worker: Worker) -> None:
 @pytest.mark.parametrize(
     "values", [{}, {"step": 1.5}, {"step": -1}, {"loss": "high"}, {"epoch": -0.5}, {"step": 2**53}, {"loss": 10**400}]
 )
-def test_what_is_no_number_is_refused(worker: Worker, values: dict[str, object]) -> None:
+def test_a_value_that_is_no_number_is_refused(worker: Worker, values: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"^report\(step="):
         worker.reports(**values)
 

@@ -54,7 +54,7 @@ def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"no database at all"])
-def test_what_is_no_database_cannot_be_used(tmp_path: Path, content: bytes | None) -> None:
+def test_a_file_that_is_no_database_cannot_be_used(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "rendezvous.db"
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(RendezvousConnectionError, match="cannot be used"):

@@ -154,7 +154,7 @@ def test_the_first_on_the_host_holds_the_store_and_the_others_find_it(host: C10d
     assert guest.embedded
 
 
-def test_who_waits_for_the_next_entry_asks_for_no_other(host: C10dBackend, port: int) -> None:
+def test_a_waiter_for_the_next_entry_asks_for_no_other(host: C10dBackend, port: int) -> None:
     entries = [Link(index, f"entry {index}") for index in range(1, 5)]
     for prev, entry in pairwise([ORIGIN, *entries[:3]]):
         host.append(prev, entry, b"")
@@ -290,7 +290,7 @@ def test_a_listener_that_is_no_store_is_not_waited_for(port: int, monkeypatch: p
         StoreClient(Address(socket.AF_INET, "127.0.0.1", port), 1.0, 1.0)
 
 
-def test_nobody_listening_is_an_error_of_its_own(port: int) -> None:
+def test_a_port_without_a_listener_is_an_error_of_its_own(port: int) -> None:
     with pytest.raises(RendezvousConnectionError, match=f"No server listens at 127.0.0.1:{port}, after 0.2 s"):
         elastic_make_rendezvous(parameters(port, is_host="false", connect_timeout="0.2"))
 
@@ -354,7 +354,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, store: C10dBackend, *methods: str) 
 
 
 def test_a_look_for_an_entry_that_is_not_there_wakes_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparing a missing key wakes whoever waits for it: a thousand that join would wake a thousand, each."""
+    """Comparing a missing key wakes every waiter: a thousand that join would wake a thousand, each."""
     with closing(opened(port, "job")) as store, closing(store.connect()) as waiter:
         store.append(ORIGIN, FIRST, b"entry")
         waiter.wait(Cursor(), roster=False, timeout=0)
@@ -443,7 +443,7 @@ def test_a_node_writes_its_row_without_looking_for_it(port: int, monkeypatch: py
         assert [(row.revision, row.value) for row in store.roster()] == [(1, b"amended")]
 
 
-def test_what_a_node_wrote_last_is_not_taken_for_what_is_there(port: int) -> None:
+def test_the_last_write_of_a_node_is_not_taken_for_the_value_that_is_there(port: int) -> None:
     with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
         store.enter("node", b"entered")
         other.amend("node", 2, b"newer")
@@ -476,7 +476,7 @@ def test_rows_are_read_whoever_else_has_a_serial_and_no_row_yet(port: int, unwri
 LINKS = [ORIGIN, *(Link(index, f"entry {index}") for index in range(1, 6))]
 
 
-def test_who_has_just_come_is_given_the_newest_entry_in_one_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_waiter_gets_the_newest_entry_in_one_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(opened(port, "job")) as store, closing(opened(port, "job")) as other:
         assert all(store.append(prev, entry, entry.id.encode()) for prev, entry in pairwise(LINKS))
         assert store._client.peek(Keys("job").newest) is not None, "which comes after it, over the same connection"

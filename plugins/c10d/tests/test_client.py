@@ -41,7 +41,7 @@ def restless() -> Iterator[None]:
 
 
 def at_once(body: Callable[[], int]) -> list[int]:
-    """What many threads get that all do the same, from one instant on."""
+    """Return the results of many threads that all call the same function from one instant on."""
     barrier = threading.Barrier(THREADS)
 
     def run() -> int:
@@ -80,7 +80,7 @@ def test_a_knock_that_connects_while_sockets_are_listed_is_no_connection_to_the_
         assert client._inodes(store) == set()
 
 
-def test_who_gives_up_before_its_turn_cuts_nobody_elses_connection(
+def test_a_client_that_gives_up_before_its_turn_cuts_no_other_connection(
     store: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "LEAST_PATIENCE", 0.1)

@@ -31,12 +31,12 @@ def test_an_address_of_another_host_is_not_hosted_here() -> None:
     assert find_site(HostPort(ELSEWHERE.host, ELSEWHERE.port), [ELSEWHERE], None, None).listener is None
 
 
-def test_who_is_told_not_to_host_does_not_even_where_it_could(port: int) -> None:
+def test_a_node_with_is_host_false_does_not_host_even_where_it_could(port: int) -> None:
     address = Address(socket.AF_INET, "127.0.0.1", port)
     assert find_site(HostPort("127.0.0.1", port), [address], False, None).listener is None
 
 
-def test_who_is_told_to_host_an_address_that_is_translated_listens_at_the_local_one(port: int) -> None:
+def test_a_host_of_a_translated_address_listens_at_the_local_one(port: int) -> None:
     there = Address(socket.AF_INET, ELSEWHERE.host, port)
     site = find_site(HostPort(there.host, port), [there], True, "127.0.0.1")
     assert site.listener is not None
@@ -44,7 +44,7 @@ def test_who_is_told_to_host_an_address_that_is_translated_listens_at_the_local_
         assert site.listener.getsockname() == ("127.0.0.1", port)
 
 
-def test_who_is_told_to_host_at_a_taken_port_is_told_so(port: int) -> None:
+def test_a_host_at_a_taken_port_raises(port: int) -> None:
     address = Address(socket.AF_INET, "127.0.0.1", port)
     taken = pytest.raises(RendezvousConnectionError, match=f"port {port} of 127.0.0.1 is taken")
     with socket.create_server(("127.0.0.1", port)), taken as refusal:

@@ -1,4 +1,4 @@
-"""Who is early waits and says so early; what no waiting mends is an error at once."""
+"""An early node waits and warns early; a lasting error ends the search at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOWHERE = Address(socket.AF_INET, "255.255.255.255", 29400)
 
 
 class Clock:
-    """Time that passes only where somebody sleeps; and what people are told meanwhile."""
+    """Time that passes only in a sleep; and the messages meanwhile."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -40,7 +40,7 @@ class Clock:
 
 @pytest.fixture
 def silent() -> Iterator[Address]:
-    """Where nobody answers: the queue of a listener that never accepts is full, and the kernel drops what comes."""
+    """Yield an address that never answers: the queue of a listener is full, and the kernel drops packets."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         port = listener.getsockname()[1]
@@ -63,7 +63,7 @@ def test_a_name_that_nobody_knows_is_asked_for_again_which_is_said_once_and_then
     assert "check the name" in said
 
 
-def test_who_finds_nobody_listening_says_so_soon_and_at_the_end_where_and_how_long(port: int) -> None:
+def test_a_search_without_a_listener_warns_soon_and_fails_with_the_address_and_the_time(port: int) -> None:
     clock = Clock()
     searching = search(clock.patience(10.0), Address(socket.AF_INET, "127.0.0.1", port))
     searching.look()
@@ -77,7 +77,7 @@ def test_who_finds_nobody_listening_says_so_soon_and_at_the_end_where_and_how_lo
     assert f"no agent hosts the store at node1:{port} (127.0.0.1:{port}) yet" in said
 
 
-def test_who_is_early_waits_for_the_host(port: int) -> None:
+def test_an_early_node_waits_for_the_host(port: int) -> None:
     servers = []
 
     def comes_up(_seconds: float) -> None:
@@ -145,7 +145,7 @@ def test_a_server_that_has_a_backend_of_its_own_is_named_and_not_waited_for(tmp_
 
 
 @pytest.mark.parametrize(("port", "backend"), [(2379, "etcd"), (6379, "redis")])
-def test_who_waits_at_the_port_of_another_store_is_told_of_its_backend(port: int, backend: str) -> None:
+def test_the_hint_at_the_port_of_another_store_names_its_backend(port: int, backend: str) -> None:
     clock = Clock()
     refusing = Address(socket.AF_INET, "127.0.0.1", 1)
     searching = Search(HostPort("node1", port), Site([refusing]), clock.patience(10.0))

@@ -1,4 +1,4 @@
-"""What these tests share: a backend that is installed for one test only."""
+"""Fixtures of these tests: a backend that is installed for one test only."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_store_that_works_is_tried_in_full(fake: Callable[[str], Heard]) -> No
     assert heard["versions"].seen.count("dist 1.0") == 1
 
 
-def test_what_comes_after_the_first_cause_is_not_tried(fake: Callable[[str], Heard]) -> None:
+def test_checks_after_the_first_cause_are_not_tried(fake: Callable[[str], Heard]) -> None:
     heard = fake("append")
     assert heard["ledger"].seen == "append: The disk is full."
     assert heard["ledger"].exit_code == ExitCode.UNREACHABLE

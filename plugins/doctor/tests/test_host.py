@@ -14,7 +14,7 @@ from elastic_doctor import host
 from elastic_doctor.findings import Finding, State
 
 HERE = "192.0.2.7"
-"""What this host's address is in these tests; nobody has it."""
+"""This host's address in these tests; no host has it."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_one_node_needs_no_address() -> None:
 
 
 def test_an_address_that_leads_elsewhere_is_told() -> None:
-    """Loopback leads here; a port of it that is somebody else's does not, and 192.0.2.7 is nobody's."""
+    """Loopback leads here; a port of it that another process has does not, and no host has 192.0.2.7."""
     assert host._unreachable("127.0.0.1") is None
 
 
@@ -112,7 +112,7 @@ def test_an_address_that_is_refused_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
         ([HERE], {}, State.OK),
     ],
 )
-def test_what_gloo_would_tell_of_this_host_is_looked_at(
+def test_the_host_name_that_gloo_would_publish_is_checked(
     names: dict[str, list[str]], there: list[str] | None, environ: dict[str, str], state: State
 ) -> None:
     names.pop("node1")

@@ -1,4 +1,4 @@
-"""The process that is examined in: whatever it does, its end is told, and it leaves nothing."""
+"""The process of an examination: whatever it does, its end is reported, and it leaves nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elastic_doctor import runner
 from elastic_doctor.command import SEVERAL, subject_of
 from elastic_doctor.examination import Listener, Subject
 from elastic_doctor.findings import Finding, State, ok
-from elastic_doctor.runner import Signalled, examined
+from elastic_doctor.runner import Signalled, examine_in_process
 
 
 @pytest.fixture
@@ -67,19 +67,19 @@ def leaves_and(then: Callable[[], object], limit: float = 0.0) -> runner.Examine
     return body
 
 
-def test_what_hangs_is_told_with_what_it_was_at(subject: Subject) -> None:
-    first, second = examined(subject, hangs)
+def test_a_check_that_hangs_is_reported_with_its_last_step(subject: Subject) -> None:
+    first, second = examine_in_process(subject, hangs)
     assert first == ok("first", "there")
     assert (second.name, second.state, second.exit_code) == ("second", State.WRONG, ExitCode.UNREACHABLE)
     assert second.seen.startswith("a question: nothing that the backend understands has come back within")
 
 
-def test_who_is_busy_does_not_hang(subject: Subject) -> None:
-    assert list(examined(subject, works_hard)) == [ok("first", "done")]
+def test_a_busy_check_does_not_hang(subject: Subject) -> None:
+    assert list(examine_in_process(subject, works_hard)) == [ok("first", "done")]
 
 
 def test_a_late_look_is_no_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever did not get to look for a minute does not know that the other was idle through it."""
+    """A watcher that did not run for a minute does not know that the other was idle through it."""
     monkeypatch.setattr(runner._Waited, "_work", lambda _: ("7", "1"))
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -89,24 +89,24 @@ def test_a_late_look_is_no_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_dies_is_told(subject: Subject) -> None:
-    [finding] = examined(subject, dies)
+    [finding] = examine_in_process(subject, dies)
     assert (finding.name, finding.exit_code) == ("first", ExitCode.INTERNAL)
     assert finding.seen == "the process that tried it is gone, with exit code -9, at a step"
 
 
 def test_a_defect_has_its_traceback(subject: Subject, capfd: pytest.CaptureFixture[str]) -> None:
-    [finding] = examined(subject, raises)
+    [finding] = examine_in_process(subject, raises)
     assert (finding.seen, finding.exit_code) == ("ZeroDivisionError: division by zero.", ExitCode.INTERNAL)
     assert "Traceback" in capfd.readouterr().err
 
 
 def test_an_error_of_ours_has_its_own_words(subject: Subject) -> None:
-    [finding] = examined(subject, refuses)
+    [finding] = examine_in_process(subject, refuses)
     assert (finding.advice, finding.exit_code) == ("Take one off.", ExitCode.REFUSED)
 
 
-def test_what_one_that_hangs_has_written_is_deleted(subject: Subject) -> None:
-    *_, hung, traces = examined(subject, leaves_and(threading.Event().wait))
+def test_the_traces_of_a_check_that_hangs_are_deleted(subject: Subject) -> None:
+    *_, hung, traces = examine_in_process(subject, leaves_and(threading.Event().wait))
     assert (hung.name, hung.state) == ("ledger", State.WRONG)
     assert (traces.name, traces.state) == ("traces", State.OK)
     assert list(Path(subject.params.endpoint).iterdir()) == []
@@ -117,7 +117,7 @@ def test_a_signal_ends_it_at_once_and_nothing_is_left(subject: Subject, signum: 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     told = KeyboardInterrupt if signum is signal.SIGINT else Signalled
     try:
-        with closing(examined(subject, leaves_and(threading.Event().wait, 60.0))) as findings:
+        with closing(examine_in_process(subject, leaves_and(threading.Event().wait, 60.0))) as findings:
             assert next(findings).name == "roster"
             with pytest.raises(told):
                 _signal_and_go_on(signum, findings)

@@ -18,7 +18,7 @@ Make: TypeAlias = Callable[[MemoryStore], RendezvousBackend]
 
 
 def all_checks(make: Make) -> list[str]:
-    """What is tried, in order, until a check raises."""
+    """Return the names of the checks, in order, until one raises."""
     memory, tried = MemoryStore(), list[str]()
     first, second, stranger = make(memory), make(memory), make(MemoryStore())
     for check in (checks.check_roster, checks.check_ledger, checks.check_wake_up):

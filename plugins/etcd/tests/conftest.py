@@ -1,4 +1,4 @@
-"""What the backends' tests share: one real server for all tests that do not hurt theirs."""
+"""Fixtures of the backends' tests: one real server for all tests that do not harm it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _prefixes = count(1)
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """A server that nobody hurts; see ``prefix`` for what keeps tests apart."""
+    """A server that no test harms; see ``prefix`` for what keeps tests apart."""
     with running(tmp_path_factory.mktemp("etcd")) as etcd:
         yield etcd
 
@@ -28,5 +28,5 @@ def own_server(tmp_path: Path) -> Iterator[Etcd]:
 
 @pytest.fixture
 def prefix() -> str:
-    """What this test's keys begin with."""
+    """Return the prefix of this test's keys."""
     return f"/test/{next(_prefixes)}"

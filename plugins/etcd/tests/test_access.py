@@ -143,7 +143,7 @@ def test_a_user_comes_from_the_environment(guarded: Etcd, monkeypatch: pytest.Mo
         pytest.param(None, None, "does not (let|allow) a client without a user", id="no user"),
     ],
 )
-def test_who_is_not_let_in_is_told_so_without_the_password(
+def test_the_error_of_a_refused_user_does_not_show_the_password(
     guarded: Etcd, monkeypatch: pytest.MonkeyPatch, user: str | None, password: str | None, words: str
 ) -> None:
     if user is not None and password is not None:
@@ -292,7 +292,7 @@ def test_a_protocol_is_read_in_any_case_as_torch_does(given: str, tls: bool) -> 
 # Nobody there --------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_listening_is_said_with_every_endpoint(server: Etcd) -> None:
+def test_the_error_without_a_listener_names_every_endpoint(server: Etcd) -> None:
     with refusing_port() as one, refusing_port() as two:
         with pytest.raises(RendezvousConnectionError, match="Connection refused") as refusal:
             plugin.elastic_make_rendezvous(parameters(f"127.0.0.1:{one},127.0.0.1:{two}", connect_timeout="0.3"))
@@ -303,7 +303,7 @@ def test_nobody_listening_is_said_with_every_endpoint(server: Etcd) -> None:
 
 
 @pytest.mark.parametrize("hooks", [plugin, plugin_v2])
-def test_who_does_not_listen_is_not_tried_for_as_long_as_who_is_busy_unless_that_is_asked_for(
+def test_a_server_that_does_not_listen_is_tried_for_less_long_than_a_busy_one_unless_configured(
     hooks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient = replace(DEFAULTS, connect_timeout=3600.0, listen_timeout=0.2)

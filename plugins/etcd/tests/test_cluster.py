@@ -1,4 +1,4 @@
-"""Members come and go, watches end, leases run out, and nobody sleeps through anything."""
+"""Members come and go, watches end, leases run out, and no waiter misses a change."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_heartbeat_an_append_and_an_amendment_are_one_operation_each(own_serve
     backend.close()
 
 
-def test_who_has_looked_is_told_of_the_next_entry_and_asks_for_nothing(own_server: Etcd) -> None:
+def test_a_waiter_gets_the_next_entry_without_a_request(own_server: Etcd) -> None:
     writer, waiter = (opened(own_server.endpoint, "/elastic", "job") for _ in range(2))
     links = chain(3)
     assert writer.append(*links[0], b"1")

@@ -28,7 +28,9 @@ def test_sixteen_thousand_nodes_fill_the_default_quota_in_minutes() -> None:
         (10**9, False, 2 << 30, 2, True),
     ],
 )
-def test_who_is_warned(revision: int, compacted: bool, used: int, max_nodes: int, warned: bool) -> None:
+def test_a_warning_depends_on_the_size_of_the_history(
+    revision: int, compacted: bool, used: int, max_nodes: int, warned: bool
+) -> None:
     found = history_warning(
         revision=revision, compacted=compacted, used=used, max_nodes=max_nodes, beat_interval=2.0, where="there"
     )

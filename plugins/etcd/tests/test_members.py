@@ -1,4 +1,4 @@
-"""Names that nobody knows, that nobody answers for, and that move."""
+"""Names that are unknown, that get no answer, and that move."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_name_that_has_moved_is_found_and_one_that_is_unknown_by_now_stays(
     assert found(cluster) == {"127.0.0.1", "127.0.0.3"}
 
 
-def test_who_has_answered_is_asked_first(resolver: Resolver) -> None:
+def test_the_member_that_has_answered_is_asked_first(resolver: Resolver) -> None:
     resolver.answers.set()
     cluster = Members([KNOWN, OTHER], DEFAULTS)
     for site in cluster.sites():

@@ -1,4 +1,4 @@
-"""What members say is sorted by what follows from it."""
+"""Errors of members are classified by their consequence."""
 
 from __future__ import annotations
 

@@ -139,9 +139,7 @@ def test_a_heartbeat_wakes_nobody(store: FileBackend, job: Path) -> None:
     alarm.close()
 
 
-def test_what_happens_while_the_watch_is_set_up_is_not_slept_through(
-    store: FileBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_while_the_watch_is_set_up_is_not_missed(store: FileBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, other = Alarm.watch, store.connect()
 
     def late(alarm: Alarm, directory: str) -> bool:
@@ -242,7 +240,7 @@ def _folder(path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("what", ["ledger/00000001", "values/00000001-node.0"])
-def test_what_was_planted_is_refused(
+def test_a_planted_file_is_refused(
     store: FileBackend, job: Path, what: str, plant: Callable[[Path], None], words: list[str]
 ) -> None:
     plant(job / what)
@@ -330,7 +328,7 @@ def test_a_closed_connection_is_of_no_more_use(store: FileBackend) -> None:
 
 
 def _foreign(path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
-    """A directory of another user, whoever runs the tests."""
+    """A directory of another user than that of the tests."""
     path.mkdir()
     path.chmod(mode)
     if os.geteuid() == 0:

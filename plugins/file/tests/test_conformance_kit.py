@@ -66,7 +66,7 @@ def test_a_waiter_that_looks_again_and_again_is_noticed(tmp_path: Path) -> None:
 
 
 class Unsent(ProcessConformance):
-    """What an author writes at first."""
+    """An author's first attempt."""
 
     @pytest.fixture
     def opener(self, tmp_path: Path) -> MakeBackend:
@@ -87,7 +87,7 @@ def in_full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Overwrites(FileBackend):
-    """Who writes an entry at the same time as another process replaces that one's."""
+    """Writes an entry at the same time as another process replaces that one's."""
 
     def connect(self) -> FileBackend:
         return Overwrites(self._store)

@@ -61,7 +61,7 @@ def test_a_process_that_does_not_answer_is_read_from_outside_without_a_pause(tmp
     "program",
     ["print('no JSON')", "print('[{}]')", "sys.exit('Error: Failed to suspend process')", "time.sleep(600)"],
 )
-def test_what_it_does_wrong_leaves_the_state_that_the_kernel_knows(tmp_path: Path, program: str) -> None:
+def test_a_py_spy_that_fails_leaves_the_state_that_the_kernel_knows(tmp_path: Path, program: str) -> None:
     said: list[str] = []
     reader = PySpy(said.append, lambda: str(spy(tmp_path, program)))
     assert reader.dump([os.getpid()], seconds=1.0) == {}

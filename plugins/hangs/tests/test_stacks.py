@@ -1,4 +1,4 @@
-"""Where processes are, found out without stopping them: real processes that hang in each of the usual ways."""
+"""Places of processes, found without stopping them: real processes that hang in each of the usual ways."""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ LONG_AGO, JUST_NOW = NOW - WINDOW, NOW - 1.0
         pytest.param(None, LONG_AGO, LONG_AGO, False, id="no step is known, and it does nothing"),
     ],
 )
-def test_what_counts_as_progress(stepped: float | None, printed: float, computed: float, progress: bool) -> None:
+def test_steps_output_and_computation_count_as_progress(
+    stepped: float | None, printed: float, computed: float, progress: bool
+) -> None:
     assert makes_progress(Signs(stepped, printed, computed), NOW, WINDOW) is progress
 
 
@@ -56,7 +58,7 @@ def test_what_counts_as_progress(stepped: float | None, printed: float, computed
         pytest.param(Use(110.0, 0.0, 0, 0, 0, 1), False, id="waits for a file server that is dead"),
     ],
 )
-def test_what_a_rank_does_that_may_be_working(use: Use, works: bool) -> None:
+def test_use_of_the_machine_may_be_work(use: Use, works: bool) -> None:
     assert use.may_work_since(Use(100.0, 0.0, 0, 0, 0, 2), waits_in="do_wait") is works
 
 
@@ -144,7 +146,7 @@ class TestWatch:
         one = worker()
         assert [self.look(at, one) for at in (0.0, 5.0, 9.9, 10.0)] == [0.0, 0.0, 0.0, 10.0]
 
-    def test_what_a_worker_has_used_is_noted_when_its_silence_begins(self) -> None:
+    def test_the_use_of_a_worker_is_noted_when_its_silence_begins(self) -> None:
         one, other = worker(), worker(1, 11)
         for at in (0.0, 0.9, 1.0, 2.0):
             self.used[11] += 0.5
@@ -174,7 +176,7 @@ class TestWatch:
         assert [self.look(at, one) for at in (16.0, 25.0, 26.0)] == [0.0, 0.0, 10.0]
 
     @pytest.mark.parametrize(("own", "suspected"), [(True, 0.0), (False, 10.0)])
-    def test_what_a_worker_writes_counts_where_the_agent_does_not_see_its_stdout(
+    def test_bytes_that_a_worker_writes_count_where_the_agent_does_not_see_its_stdout(
         self, own: bool, suspected: float
     ) -> None:
         one = worker()

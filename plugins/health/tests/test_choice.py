@@ -61,7 +61,7 @@ def test_a_value_is_the_last_argument_of_a_command() -> None:
         ("/opt/check 'x", '--health_check "/opt/check \'x" cannot be read as a command: No closing quotation.', None),
     ],
 )
-def test_what_is_neither_is_refused_with_the_way_out(part: str, message: str, hint: str | None) -> None:
+def test_an_unknown_check_is_refused_with_a_hint(part: str, message: str, hint: str | None) -> None:
     with pytest.raises(UsageError) as refused:
         choose([part], OFFERED, which)
     assert refused.value.message.startswith(message)

@@ -48,7 +48,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ten", "10X", "-1G", "50%", "1e3"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_a_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
 

@@ -1,4 +1,4 @@
-"""What the output of a health check's command means."""
+"""The meaning of the output of a health check's command."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_the_files_are_what_is_rendered_with_comments(target: str) -> None:
 
 @pytest.mark.parametrize("manifest", [param for param in EVERY_MANIFEST if policies(param.values[0])])
 def test_every_exit_code_has_its_consequence(manifest: dict[str, Any]) -> None:
-    """Those of the table in docs/exit_codes.md; codes that no rule names count, and the pod is replaced."""
+    """Those of the table in docs/reference/exit_codes.md; codes that no rule names count, and the pod is replaced."""
     (spec,) = policies(manifest)
     rules = spec["podFailurePolicy"]["rules"]
     (container,) = pod_specs(manifest)[0]["containers"]

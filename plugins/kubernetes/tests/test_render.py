@@ -379,7 +379,7 @@ def test_a_shell_is_kept_and_its_node_drained_before_it_ends(job: dict[str, Any]
     assert "cannot be a TrainJob's" in err
 
 
-def test_what_has_no_counterpart_costs_a_warning(job: dict[str, Any], render: Callable[..., Any]) -> None:
+def test_a_field_without_a_counterpart_costs_a_warning(job: dict[str, Any], render: Callable[..., Any]) -> None:
     job["spec"].update(cleanPodPolicy="All", schedulingPolicy={"minAvailable": 2})
     _, err = render(job)
     assert "spec.cleanPodPolicy All is left out" in err
@@ -595,7 +595,7 @@ def test_lists_are_taken_apart_and_other_objects_are_passed_on(job: dict[str, An
         (lambda j: pod(j).update(hostNetwork=True), "dnsPolicy: ClusterFirstWithHostNet"),
     ],
 )
-def test_what_would_surprise_is_warned_of(
+def test_a_surprising_conversion_costs_a_warning(
     job: dict[str, Any], render: Callable[..., Any], change: Change, warned: str
 ) -> None:
     assert warned not in render(job)[1]

@@ -125,7 +125,7 @@ def trainer(authority: trustme.CA) -> Iterator[Trainer]:
 
 @pytest.fixture
 def environ(trainer: Trainer, authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
-    """What Kubeflow Trainer sets in each container, and the files."""
+    """Return the variables that Kubeflow Trainer sets in each container, and make the files."""
     authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     (tmp_path / "token").write_text(f"{trainer.token}\n", encoding="ascii")
     return {
@@ -178,7 +178,7 @@ ROUND = Event("round_started", "", fields={"round": 1, "nodes": 2, "world_size":
 DONE = Event("job_closed", "", fields={"success": True})
 
 
-def test_what_is_read_from_the_output_is_sent(environ: dict[str, str], trainer: Trainer, clock: Clock) -> None:
+def test_progress_from_the_output_is_sent(environ: dict[str, str], trainer: Trainer, clock: Clock) -> None:
     status = observer({**environ, STEPS: "1000"}, clock)
     status.elastic_observe(ROUND)
     clock.now += 5
@@ -273,7 +273,7 @@ def test_a_server_of_another_authority_gets_no_token(
         (TOKEN, "/nowhere/token", "FileNotFoundError"),
     ],
 )
-def test_what_cannot_be_reached_costs_one_line(
+def test_an_unreachable_server_costs_one_line(
     environ: dict[str, str], clock: Clock, capsys: pytest.CaptureFixture[str], name: str, value: str, message: str
 ) -> None:
     status = observer({**environ, name: value}, clock)

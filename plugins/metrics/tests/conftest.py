@@ -1,4 +1,4 @@
-"""What the tests share: a run that can be told to its observers, and somebody who listens to what they say."""
+"""Fixtures of the tests: a run whose events reach its observers, and a listener for their output."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def end(plugins: Plugins) -> Callable[[], None]:
 
 @pytest.fixture
 def port() -> int:
-    """A port of 127.0.0.1 that nobody listens at."""
+    """A port of 127.0.0.1 without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -27,7 +27,7 @@ LATER = Measures(
 
 
 class Said:
-    """What the endpoint has to say, which may change."""
+    """The text of the endpoint, which may change."""
 
     def __init__(self) -> None:
         self.measures = Measures()

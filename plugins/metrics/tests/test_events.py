@@ -64,7 +64,7 @@ def test_the_file_says_which_run_and_node_it_is_about(plugins: Plugins, start: S
     }
 
 
-def test_what_happened_before_the_run_started_is_kept_and_follows_the_first_line(
+def test_events_before_the_run_started_are_kept_and_follow_the_first_line(
     plugins: Plugins, start: Start, end: End, tmp_path: Path
 ) -> None:
     plugins.register("events", EventLines())

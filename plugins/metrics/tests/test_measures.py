@@ -62,7 +62,7 @@ HALTED = (*FIRST, event(10, "round_halted"))
         pytest.param((event(5, "round_started"),), {"round": 0, "placed": True}, id="an agent that says less"),
     ],
 )
-def test_what_is_known_after_a_story(story: tuple[Event, ...], known: dict[str, object]) -> None:
+def test_the_measures_after_a_story(story: tuple[Event, ...], known: dict[str, object]) -> None:
     measures = told(*story)
     assert {name: getattr(measures, name) for name in known} == known
 
@@ -126,7 +126,7 @@ def test_a_recovery_lasts_from_the_first_trouble_until_the_workers_run(
         ),
     ],
 )
-def test_what_is_no_recovery(story: tuple[Event, ...]) -> None:
+def test_other_restarts_are_no_recovery(story: tuple[Event, ...]) -> None:
     assert set(told(*story).recoveries.values()) == {Recoveries()}
 
 

@@ -68,7 +68,7 @@ def test_there_is_an_endpoint_only_where_a_port_is_named(environ: dict[str, str]
 
 
 @pytest.mark.parametrize("text", ["http", "-1", "65536", "94.0", "\u0665", "9400-9410", "1" * 5000])
-def test_what_is_no_port_is_refused_and_quoted(text: str) -> None:
+def test_a_text_that_is_no_port_is_refused_and_quoted(text: str) -> None:
     with pytest.raises(UsageError) as refused:
         Place.read({"ELASTIC_METRICS_PORT": text})
     assert refused.value.message == f"ELASTIC_METRICS_PORT={text!r} is not a port."
@@ -112,7 +112,7 @@ def test_an_agent_that_enters_the_job_as_another_node_keeps_its_endpoint(
 
 
 def _patiently(url: str) -> str:
-    """The page, or '' while nobody listens; the test's own time limit is the deadline."""
+    """The page, or '' without a listener; the test's own time limit is the deadline."""
     try:
         return read(url)
     except OSError:

@@ -1,4 +1,4 @@
-"""What each metadata service is asked, and what its answers mean."""
+"""The requests to each metadata service, and the meaning of its answers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ GARBAGE = ["", "<html>", "[]", "null", "{}", '{"action": "dance", "time": "2016-
 
 
 @pytest.mark.parametrize("text", [*GARBAGE, '{"action": "stop", "time": "soon"}', '{"action": "stop", "time": 7}'])
-def test_what_is_no_instance_action_is_refused(text: str) -> None:
+def test_a_text_that_is_no_instance_action_is_refused(text: str) -> None:
     with pytest.raises(NotUnderstoodError):
         aws.parse_action(text, NOON)
 
@@ -164,7 +164,7 @@ def test_the_node_stays_until_the_last_minutes_before_maintenance_that_is_announ
 
 @pytest.mark.parametrize("parse", gcp.PARSERS.values())
 @pytest.mark.parametrize("text", GARBAGE)
-def test_what_is_none_of_the_values_is_refused(parse: object, text: str) -> None:
+def test_an_unknown_value_is_refused(parse: object, text: str) -> None:
     with pytest.raises(NotUnderstoodError):
         parse(text)  # type: ignore[operator]
 
@@ -204,7 +204,7 @@ def test_a_scheduled_event(event: dict[str, object], seconds: list[float | None]
 
 
 @pytest.mark.parametrize("text", [*GARBAGE, '{"Events": [7]}', document(NotBefore="soon")])
-def test_what_are_no_scheduled_events_is_refused(text: str) -> None:
+def test_a_text_that_is_no_list_of_scheduled_events_is_refused(text: str) -> None:
     with pytest.raises(NotUnderstoodError):
         azure.parse_events(text, "vm0", NOON)
 
@@ -294,7 +294,7 @@ def test_the_firmware_says_which_cloud_a_machine_is_of(dmi: dict[str, str], name
     assert chosen("gcp", lambda: dmi) == "gcp"
 
 
-def test_what_the_firmware_does_not_say_is_left_out(tmp_path: object) -> None:
+def test_missing_fields_of_the_firmware_are_left_out(tmp_path: object) -> None:
     from pathlib import Path
 
     folder = Path(str(tmp_path))

@@ -1,4 +1,4 @@
-"""What is said of a source, and how often it is asked; and the plugin's settings."""
+"""The events about a source, the time between its polls, and the plugin's settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Source:
 
 
 class Heard:
-    """What a watch has done."""
+    """The actions of a watch."""
 
     def __init__(self, *answers: Sequence[Notice] | Exception | None, named: bool = False) -> None:
         self.left: list[tuple[str, float]] = []

@@ -211,7 +211,7 @@ def test_a_state_that_cannot_be_described_now_is_left_out(agent: Agent) -> None:
         assert (store.state, store.roster()) == ("", [])
 
 
-def test_what_is_no_request_ends_only_its_own_connection(agent: Agent) -> None:
+def test_a_malformed_request_ends_only_its_own_connection(agent: Agent) -> None:
     with agent.served() as job:
         for text in (b"\n", b"not JSON\n", b'["erase"]\n', b'["read"]\n', b'{"a": 1}\n'):
             with closing(opened(job)) as store:

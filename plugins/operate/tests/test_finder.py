@@ -1,4 +1,4 @@
-"""What a command is told of a job whose agent does not answer."""
+"""The error of a command for a job whose agent does not answer."""
 
 from __future__ import annotations
 

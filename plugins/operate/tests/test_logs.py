@@ -69,7 +69,7 @@ def test_other_files_are_not_output(tmp_path: Path) -> None:
     assert [log.path.name for log in find_logs(tmp_path, Selection())] == ["stdout.log"]
 
 
-def test_what_is_new_is_printed_once_and_a_line_when_it_has_its_end(tmp_path: Path) -> None:
+def test_new_output_is_printed_once_and_a_line_when_it_has_its_end(tmp_path: Path) -> None:
     path, out = keep(tmp_path, 1, 0, "one\ntw"), io.BytesIO()
     follower = Follower(tmp_path, Selection(), out)
     assert follower.print_new(last=False)

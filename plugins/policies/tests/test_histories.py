@@ -37,7 +37,7 @@ STEPS_AN_HOUR = 120
 
 @dataclass(frozen=True)
 class Flags:
-    """What the user has given."""
+    """The flags of the user."""
 
     failure_policy: str = ""
     max_restarts: int | None = MAX_RESTARTS
@@ -64,7 +64,7 @@ def losses(trace: str) -> list[float]:
 
 
 def recorded(message: str) -> dict[str, Any]:
-    """What an agent records of an exception with this message, which comes from a collective if it is a peer's loss."""
+    """Return an agent's record of an exception with this message, from a collective if it is a peer's loss."""
     name = re.match(r"[\w.]+(?=: )", message)
     follows = is_peer_loss(message, "/torch/distributed/distributed_c10d.py")
     return {"exception": "" if name is None else name[0], "follows_peer": follows}

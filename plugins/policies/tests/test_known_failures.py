@@ -664,7 +664,7 @@ def test_trouble_that_the_program_survived_is_not_its_failure(survived: str, exi
     assert not incident(survived + TRAINING[-500:] + own, exit_code).explanation.name
 
 
-def test_what_the_process_writes_while_it_ends_is_not_its_failure() -> None:
+def test_lines_that_the_process_writes_while_it_ends_are_not_its_failure() -> None:
     after = "[rank0]:[W1124 08:00:00.1 TCPStore.cpp:125] recvValue failed on SocketImpl: Connection reset by peer\n"
     prefixed = "".join(f"[rank0]: {line}\n" for line in f"{TRACEBACK}ValueError: nan".splitlines())
     assert not incident(prefixed + after).explanation.name

@@ -72,7 +72,7 @@ def test_a_text_that_is_wrong_is_refused_when_plugins_are_loaded() -> None:
 
 
 @pytest.mark.parametrize("event", ["workers_started", "initialized"])
-def test_what_a_verdict_needs_is_imported_while_workers_run(event: str) -> None:
+def test_the_imports_of_a_verdict_happen_while_workers_run(event: str) -> None:
     assert event in PREPARE_AFTER
     done = subprocess.run([sys.executable, "-c", IMPORTS, event], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]

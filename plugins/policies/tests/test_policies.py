@@ -426,7 +426,7 @@ def test_why_a_host_is_not_quarantined_is_said_beside_the_verdict_of_others() ->
 
 
 @pytest.mark.parametrize("kind", [IncidentKind.PORT_TAKEN, IncidentKind.STORE_DIED, IncidentKind.NODE_LOST])
-def test_what_spends_no_restart_is_not_judged(kind: IncidentKind) -> None:
+def test_an_incident_that_spends_no_restart_is_not_judged(kind: IncidentKind) -> None:
     assert judged("budget=0/1h", incident(kind=kind)) is None
 
 

@@ -39,7 +39,7 @@ def replayed(text: str, policy: str, **more: Any) -> list[Verdict]:
     return [row.verdict for row in replay(read_events(text.splitlines()), parse_policies(policy), **more)]
 
 
-def test_what_was_judged_comes_back_from_the_log() -> None:
+def test_a_judgement_comes_back_from_the_log() -> None:
     one = incident(step=7, after=1.5)
     (judged,) = read_events(log((10.0, one)).splitlines())
     assert (judged.at, judged.restarts, judged.max_restarts) == (10.0, 0, 9)

@@ -50,7 +50,7 @@ BEGIN = "the workers of round 3 had 30.0 s to save, and ended after 5.0 s: "
         (None, None, None, "no checkpoint of them is known", Level.DEBUG),
     ],
 )
-def test_what_became_of_the_state(
+def test_the_event_tells_what_was_saved_and_lost(
     step: int | None, checkpoint: tuple[int | None, float] | None, snapshot: int | None, text: str, level: Level
 ) -> None:
     found = time_to_save(3, PlannedStop(30.0, 5.0, step, checkpoint, snapshot))

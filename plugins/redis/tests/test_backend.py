@@ -51,7 +51,7 @@ def durable(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def commands(admin: redis.Redis) -> int:
-    """How many commands clients have sent so far; those inside scripts are none."""
+    """Return the number of commands that clients have sent so far, without those inside scripts."""
     calls = {name: fact["calls"] for name, fact in admin.info("commandstats").items()}
     return sum(calls.get(f"cmdstat_{name}", 0) for name in ("evalsha", "eval", "xread"))
 
@@ -87,7 +87,7 @@ def test_one_wake_up_is_a_blocked_read_and_a_look(store: RedisBackend, admin: re
     waiter.close()
 
 
-def test_who_was_woken_knows_enough_to_sleep_again(store: RedisBackend, admin: redis.Redis) -> None:
+def test_a_waiter_that_was_woken_can_wait_again_without_a_read(store: RedisBackend, admin: redis.Redis) -> None:
     waiter = store.connect()
     store.append(ORIGIN, FIRST, b"entry")
     assert waiter.wait(Cursor(), roster=True, timeout=60) == Cursor(1, 0)
@@ -103,7 +103,7 @@ def test_who_was_woken_knows_enough_to_sleep_again(store: RedisBackend, admin: r
     waiter.close()
 
 
-def test_who_was_woken_by_an_entry_has_it(store: RedisBackend, admin: redis.Redis) -> None:
+def test_a_waiter_that_was_woken_by_an_entry_has_it(store: RedisBackend, admin: redis.Redis) -> None:
     waiter = store.connect()
     waiting = long_wait(waiter, Cursor(), roster=False)
     store.append(ORIGIN, FIRST, b"entry")
@@ -121,7 +121,7 @@ def test_who_was_woken_by_an_entry_has_it(store: RedisBackend, admin: redis.Redi
     [lambda waiter: waiter.heartbeat("node", 1), lambda waiter: waiter.wait(Cursor(), roster=False, timeout=0)],
     ids=["asked", "waited"],
 )
-def test_what_an_entry_was_at_the_last_wake_up_is_not_believed_later(
+def test_an_entry_of_the_last_wake_up_is_not_trusted_later(
     store: RedisBackend, admin: redis.Redis, then: Callable[[RedisBackend], object]
 ) -> None:
     waiter = store.connect()
@@ -295,13 +295,13 @@ def test_a_row_that_is_not_ours_is_not_believed(
 
 
 def looks(admin: redis.Redis) -> int:
-    """How often bells were looked at."""
+    """Return how often notifications were read."""
     calls: int = admin.info("commandstats")["cmdstat_xrevrange"]["calls"]
     return calls
 
 
 def waits(admin: redis.Redis) -> bool:
-    """Whether a client is blocked in a command."""
+    """Return True if a client is blocked in a command."""
     return any("b" in client["flags"] for client in admin.client_list())
 
 

@@ -113,7 +113,7 @@ def access_line() -> str:
 
 @pytest.fixture(scope="module")
 def walled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A server with exactly the README's user, and nobody else who may do anything."""
+    """A server with exactly the README's user, and no other user with a permission."""
     with redis_server(tmp_path_factory.mktemp("walled") / "server") as server:
         with redis.Redis(port=server.port) as admin:
             admin.execute_command(*access_line().replace(">PASSWORD", ">s3cret").split())
@@ -133,7 +133,7 @@ class TestUnderTheAccessListOfTheReadme(BackendConformance):
             assert admin.acl_log() == [], "the server has refused nothing"
 
 
-def test_what_the_access_list_does_not_permit_is_said_before_anything_is_written(walled: Daemon) -> None:
+def test_a_missing_permission_is_reported_before_anything_is_written(walled: Daemon) -> None:
     endpoint = f"redis://elastic:s3cret@{walled.endpoint}"
     commands = re.findall(r"\+(\w+)", access_line())
     assert {"xread", "hdel", "info", "evalsha"} <= set(commands)
@@ -267,7 +267,7 @@ def test_a_full_server_is_said_and_the_job_goes_on_when_it_has_room(server: Daem
     backend.close()
 
 
-def test_nobody_listening_is_an_error_that_names_the_address(tmp_path: Path) -> None:
+def test_a_port_without_a_listener_is_an_error_that_names_the_address(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     refused(f"127.0.0.1:{port}", f"No Redis server can be reached at 127.0.0.1:{port}: Connection refused")
@@ -306,7 +306,7 @@ def test_a_name_that_cannot_be_one_is_said() -> None:
 def test_a_name_is_looked_up_again_when_what_answers_there_will_not_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a managed server fails over, its name moves to the new master, and the old one comes back as a replica."""
+    """If a managed server fails over, its name moves to the new master, and the old one comes back as a replica."""
     real = socket.getaddrinfo
 
     def look_up(host: str, *where: int, **how: int) -> object:
@@ -363,7 +363,7 @@ def test_clients_find_the_new_master(tmp_path: Path) -> None:
         master.kill()
         with pytest.raises(RendezvousConnectionError, match=r"\(master 'mymaster'\) is gone"):
             waiting.result(PATIENCE)
-        sentinel.said(r"\+switch-master")
+        sentinel.wait_for_log(r"\+switch-master")
         after = backend.connect()
         assert after.read(1) == b"entry"
         assert after.append(FIRST, SECOND, b"entry")
@@ -395,7 +395,7 @@ def test_a_server_counts_as_the_master_while_most_sentinels_name_it(tmp_path: Pa
         backend.close()
 
 
-def test_nobody_enters_over_a_server_that_a_minority_of_the_sentinels_names(tmp_path: Path) -> None:
+def test_no_node_enters_over_a_server_that_a_minority_of_the_sentinels_names(tmp_path: Path) -> None:
     with sentinel_set(tmp_path) as (_, _, sentinel):
         backend = opened(f"{sentinel.endpoint},127.0.0.1:1,127.0.0.1:2", sentinel="mymaster")
         with pytest.raises(RendezvousConnectionError, match=r"No majority of the sentinels names 127\.0\.0\.1:"):

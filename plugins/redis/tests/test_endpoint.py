@@ -62,7 +62,7 @@ def test_an_endpoint_is_read(text: str, endpoint: Endpoint) -> None:
         ("unix:///run/redis.sock?user=me", "there is no option 'user'"),
     ],
 )
-def test_what_is_no_endpoint_is_refused_without_its_password(text: str, why: str) -> None:
+def test_a_malformed_endpoint_is_refused_without_its_password(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why.replace("?", r"\?")) as refusal:
         Endpoint.parse(text)
     assert "s3c" not in str(refusal.value)

@@ -42,7 +42,7 @@ def test_a_node_list_is_expanded(text: str, nodes: list[str]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "node[", "node]", "node[1-", "node[]", "node[a-b]", "node[3-1]", "a,,b", "n[[1]]"]
 )
-def test_what_is_no_node_list_is_refused(text: str) -> None:
+def test_a_text_that_is_no_node_list_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no list of nodes as Slurm writes them"):
         expand(text)
 
@@ -60,6 +60,6 @@ def test_a_list_of_counts_is_expanded(text: str, numbers: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "2(x", "2(x3", "-1"])
-def test_what_is_no_list_of_counts_is_refused(text: str) -> None:
+def test_a_text_that_is_no_list_of_counts_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no list of numbers as Slurm writes them"):
         counts(text)

@@ -1,4 +1,4 @@
-"""The kit notices what stores get wrong: that they wake nobody, forget what they did, or free what was taken."""
+"""The kit notices what stores get wrong: that they wake no waiter, forget what they did, or free what was taken."""
 
 from __future__ import annotations
 

@@ -225,13 +225,13 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("history", ALLOWED.values(), ids=ALLOWED)
-def test_what_the_contract_allows_passes(history: list[Call]) -> None:
+def test_a_history_that_the_contract_allows_passes(history: list[Call]) -> None:
     check_history(history)
     check_history(history[::-1])
 
 
 @pytest.mark.parametrize("history", FORBIDDEN.values(), ids=FORBIDDEN)
-def test_what_the_contract_forbids_is_noticed(history: list[Call]) -> None:
+def test_a_history_that_the_contract_forbids_is_noticed(history: list[Call]) -> None:
     for calls in (history, history[::-1]):
         with pytest.raises(AssertionError):
             check_history(calls)
@@ -298,14 +298,14 @@ class LosesAmendments(Broken):
 
 
 class ListsAllButTheNewest(Broken):
-    """Whoever has just entered is not listed."""
+    """A node that has just entered is not listed."""
 
     def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
         return [row for row in super().roster(ids) if row.serial < self._store.arrivals]
 
 
 class SleepsThroughChanges(Broken):
-    """What happened before the call is not told."""
+    """A store whose waiters miss changes before the call."""
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         return cursor if cursor.head else super().wait(cursor, roster=roster, timeout=timeout)

@@ -65,5 +65,5 @@ def test_torchs_error_handler_writes_in_its_own_way(file: Path) -> None:
     assert not file.exists()
 
 
-def test_what_is_returned_is_returned() -> None:
+def test_the_result_of_the_function_is_returned() -> None:
     assert record(lambda: 7)() == 7

@@ -1,4 +1,4 @@
-"""What the tests of this distribution share."""
+"""Fixtures of this distribution's tests."""
 
 from __future__ import annotations
 

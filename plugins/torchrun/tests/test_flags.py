@@ -54,7 +54,7 @@ BY_HAND = ["--rdzv-backend=static", "--node-rank=0", "--master-addr=127.0.0.1"]
         pytest.param({"nnodes": "2", "standalone": True}, ["--nnodes=2", "--standalone"], id="standalone"),
     ],
 )
-def test_what_a_program_has_filled_in_is_a_command_line(given: dict[str, Any], flags: list[str]) -> None:
+def test_the_arguments_of_a_program_make_a_command_line(given: dict[str, Any], flags: list[str]) -> None:
     args = parser().parse_args(["train.py", "--lr", "0.1", "--", "-m"])
     for name, value in given.items():
         setattr(args, name, value)

@@ -122,7 +122,7 @@ class Run:
         return [event.message for event in self.heard if event.name == name]
 
     def printed(self, number: int, rank: int = 0) -> str:
-        """What a rank printed in a round."""
+        """Return the output of a rank in a round."""
         (path,) = (self.folder / "logs").glob(f"*/round_{number}/rank_{rank}/stdout.log")
         return path.read_text()
 
@@ -166,7 +166,7 @@ def test_a_bare_tuple_is_enough_for_a_job(run: Run) -> None:
     assert handler.threads != {threading.current_thread().name}
 
 
-def test_what_a_handler_costs_is_said_once(run: Run) -> None:
+def test_the_cost_of_a_handler_is_published_once(run: Run) -> None:
     run(Scripted(), ROUND + "test $round = round_3", max_restarts=2)
     (cost,) = [event for event in run.heard if event.name == "store_warning"]
     assert cost.level is Level.WARNING
@@ -325,7 +325,7 @@ def test_a_node_whose_handler_stays_silent_leaves(run: Run) -> None:
 
 
 def hanging(answers: threading.Event, after: int = 1) -> Callable[[int], int]:
-    """Who waits, by a handler that answers only so many times until it is let go."""
+    """Yield a wait for a handler that answers only so many times until it is released."""
 
     def look(number: int) -> int:
         if number > after:

@@ -73,7 +73,7 @@ class Torchs(Patient):
 
 
 class Clock:
-    """Time that passes only while somebody waits."""
+    """Time that passes only during a wait."""
 
     def __init__(self, give_up: bool = False) -> None:
         self.time = 0.0
@@ -198,7 +198,7 @@ def test_ranks_of_a_round_count_within_a_role_and_over_unequal_nodes() -> None:
     assert (mine.first_role_rank, mine.role_world_size) == (1, 3)
 
 
-def test_who_does_not_say_who_he_is_is_named() -> None:
+def test_a_node_that_does_not_identify_itself_is_named() -> None:
     clock = Clock()
     with pytest.raises(RendezvousTimeoutError, match=r"Of 3 nodes of the round, node 0, 2 did not say who it is"):
         exchange.exchange(RendezvousInfo(Plain(), 1, 3), card("b"), clock.waiting)
@@ -250,7 +250,7 @@ def test_a_card_is_believed_in_nothing(text: Any) -> None:
 # The end -------------------------------------------------------------------------------------------------------------
 
 
-def test_who_has_finished_waits_for_the_others() -> None:
+def test_a_finished_node_waits_for_the_others() -> None:
     store, clock = Plain(), Clock()
     assert exchange.finish(RendezvousInfo(store, 1, 3), 5.0, clock.waiting) == [0, 2]
     assert clock.time >= 5.0

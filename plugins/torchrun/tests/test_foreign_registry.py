@@ -27,7 +27,7 @@ Install = Callable[..., None]
 
 
 class Bare(RendezvousHandler):
-    """What a user writes at the least."""
+    """A user's smallest handler."""
 
     def next_rendezvous(self):  # type: ignore[no-untyped-def]  # as users write it
         return None, 0, 1
@@ -78,7 +78,7 @@ def run_config(**settings: Any) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def forgets() -> Iterator[None]:
-    """What a test registers, no other one finds."""
+    """Forget after a test the handlers that it registers."""
     before = set(registry.names())
     yield
     for name in set(registry.names()) - before:
@@ -239,7 +239,7 @@ def test_an_object_with_nothing_but_next_rendezvous_is_a_handler() -> None:
         assert told_by(made_by(registry.find(name)))[0] == "answer"  # type: ignore[arg-type]  # it is there
 
 
-def test_what_a_handler_of_torchs_kind_has_is_asked() -> None:
+def test_the_attributes_of_a_handler_of_torchs_kind_are_used() -> None:
     class Full(Theirs):
         use_agent_store = True
 
@@ -417,7 +417,7 @@ def test_without_the_adapter_its_distribution_is_named(install: Install, monkeyp
         load_backend("mine")
 
 
-def test_what_is_registered_by_hand_goes_before_what_is_installed() -> None:
+def test_a_handler_registered_by_hand_goes_before_an_installed_one() -> None:
     registry.register("local", Bare)
     assert type(handler_of(load(run_config(rdzv_backend="local")))) is Bare
 

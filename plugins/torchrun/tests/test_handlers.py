@@ -44,7 +44,7 @@ from elastic_torchrun.handlers.stores import EXIT_BARRIER
 
 @dataclass
 class RoundStore:
-    """What torch's agents share in a round, as far as the handler touches it."""
+    """The store that torch's agents share in a round, as far as the handler touches it."""
 
     offer: Offer
     served: bool
@@ -110,7 +110,7 @@ def node(memory: MemoryStore) -> Iterator[Callable[..., TorchrunHandler]]:
 
 
 def round_of(handlers: Sequence[RendezvousHandler]) -> list[RendezvousInfo]:
-    """What all are given, asked at once."""
+    """Return the rounds of handlers that all ask at once."""
     return [parse_answer(each.result(PATIENCE)) for each in [background(each.next_rendezvous) for each in handlers]]
 
 
@@ -245,7 +245,7 @@ def test_closing_what_is_closed_changes_nothing(node: Callable[..., TorchrunHand
     assert memory.head == head
 
 
-def test_who_has_joined_and_cannot_begin_leaves_no_row(memory: MemoryStore) -> None:
+def test_a_node_that_has_joined_and_cannot_begin_leaves_no_row(memory: MemoryStore) -> None:
     class Lonely(LocalBackend):
         def connect(self) -> LocalBackend:
             raise RendezvousStateError("entry 3 is gone")
@@ -442,7 +442,7 @@ def test_torchs_parameters_are_read_as_ours(monkeypatch: pytest.MonkeyPatch, mem
         pytest.param([], "", id="embedded"),
     ],
 )
-def test_what_a_torchrun_runs_is_read_off_its_command_line(argv: list[str], name: str) -> None:
+def test_the_command_of_a_torchrun_is_read_from_its_command_line(argv: list[str], name: str) -> None:
     pytest.importorskip("torch")
     assert command_of(argv, "host").name == name
 

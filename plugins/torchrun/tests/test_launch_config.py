@@ -141,7 +141,7 @@ def untyped(value: object) -> Any:
         ),
     ],
 )
-def test_what_no_job_can_be_made_of_is_refused_before_anything_starts(call: Callable[[], Any], message: str) -> None:
+def test_an_impossible_configuration_is_refused_before_anything_starts(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         call()
     assert refused.value.message.startswith(message)

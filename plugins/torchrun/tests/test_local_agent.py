@@ -12,7 +12,7 @@ from elastic_torchrun.local_agent import LocalElasticAgent, WorkerSpec
 
 
 def job(**given: Any) -> Any:
-    """What a job of this spec, which does not come to run, raises."""
+    """Return the error of a job of this spec, which does not come to run."""
     return LocalElasticAgent(WorkerSpec(**{"entrypoint": "true", **given})).run()
 
 
@@ -33,7 +33,7 @@ def no_spec() -> Any:
         (no_spec, "The spec <built-in function print> is not a WorkerSpec"),
     ],
 )
-def test_what_no_job_can_be_made_of_is_refused_before_anything_starts(call: Callable[[], Any], message: str) -> None:
+def test_an_impossible_specification_is_refused_before_anything_starts(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         call()
     assert refused.value.message.startswith(message)

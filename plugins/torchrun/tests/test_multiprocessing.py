@@ -78,7 +78,7 @@ def test_the_death_of_what_started_them_is_told_and_keeps_nobody_from_closing(wa
     context.close()
 
 
-def test_what_an_earlier_start_left_in_the_same_folder_explains_nothing(tmp_path: Path) -> None:
+def test_error_files_of_an_earlier_start_in_the_same_folder_explain_nothing(tmp_path: Path) -> None:
     with start(FAILS_WITH_A_REASON, log_dir=tmp_path, redirects=Stream.ALL) as context:
         first = context.wait()
     with start(DIES, log_dir=tmp_path) as context:

@@ -33,7 +33,7 @@ PATIENCE = 30.0
 
 
 def line(pid: int = 7, scope: str = "s", at: float = TIME_OF_DAY + 10, sig: int = 9, **more: object) -> bytes:
-    """What a FileTimerClient of torch 2.13 writes."""
+    """Return a line as a FileTimerClient of torch 2.13 writes it."""
     told = {"version": 1, "pid": pid, "scope_id": scope, "expiration_time": at, "signal": sig, **more}
     return json.dumps(told).encode()
 
@@ -74,7 +74,7 @@ def test_a_timer_expires_unless_it_is_released(lines: list[bytes], at: float, ex
         b'{"pid": "7", "scope_id": "s", "expiration_time": 1, "signal": 9}',
     ],
 )
-def test_what_is_no_timer_is_ignored(written: bytes) -> None:
+def test_a_malformed_timer_is_ignored(written: bytes) -> None:
     found = Timers()
     with pytest.raises((ValueError, OverflowError, RecursionError)):
         found.take(written, NOW, TIME_OF_DAY)

@@ -147,7 +147,7 @@ def test_a_handler_of_one_of_our_backends_names_the_rendezvous_to_the_agent() ->
     assert (config.min_nodes, config.max_nodes, config.rdzv_configs) == (1, 1, {"lost_after": 7})
 
 
-def test_what_is_no_backend_is_refused() -> None:
+def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(PluginError, match="There is no rendezvous backend 'nowhere'"):
         get_rendezvous_handler(RendezvousParameters("nowhere", "", "job", 1, 1))
     with pytest.raises(UsageError, match="there is no key 'unknown'"):

@@ -143,7 +143,7 @@ def slow(listener: Workers) -> Callable[[], None]:
 
 
 def large_pages(pid: int) -> int:
-    """How much of a process's memory is in large pages, in kB."""
+    """Return the size of a process's memory in large pages, in kB."""
     found = re.search(r"AnonHugePages: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())
     assert found is not None
     return int(found[1])
@@ -342,7 +342,7 @@ def test_a_fork_server_that_dies_while_it_imports_has_a_second_chance_and_no_thi
 
 
 def test_an_interpreter_that_does_not_look_at_pythonpath_is_no_fork_server(listener: Workers, tmp_path: Path) -> None:
-    """It would run the program at once, as nobody's worker."""
+    """It would run the program at once, as no agent's worker."""
     witness = tmp_path / "witness"
     listener.script.write_text(f"open({str(witness)!r}, 'w')")
     python, program = [*PYTHON, "-E"], [str(listener.script)]
@@ -400,7 +400,7 @@ def test_another_program_than_the_fork_servers_starts_fresh(listener: Workers, t
     assert "the preloaded process is for" in listener.wait(StartedFresh).why
 
 
-def test_what_cannot_be_had_warm_nor_fresh_is_a_failed_start(listener: Workers) -> None:
+def test_a_worker_that_cannot_be_forked_nor_started_is_a_failed_start(listener: Workers) -> None:
     listener.fork_server()
     tag = listener.spawn(cwd="/no/such/place")
     failure = listener.wait(SpawnFailed)
@@ -494,7 +494,7 @@ def test_a_thread_in_the_fork_server_is_not_lost_in_its_successor(listener: Work
     assert not worker.warm
 
 
-def test_who_was_asked_of_a_fork_server_that_stalls_is_not_waited_for_after_the_hand_over(listener: Workers) -> None:
+def test_a_fork_of_a_stalled_fork_server_is_not_waited_for_after_the_hand_over(listener: Workers) -> None:
     go = listener.folder / "go"
     os.mkfifo(go)
     module(listener, "late", f"open({str(go)!r}).read()")
@@ -625,7 +625,7 @@ def test_a_stop_while_workers_are_being_forked_leaves_none_of_them(listener: Wor
     listener.warden.stop(grace=0)
     listener.wait(StopCompleted)
     with open(reading, "rb") as file:
-        file.read()  # the end comes when nobody has the other end any more
+        file.read()  # the end comes when no process has the other end any more
     started = {event.tag for event in listener.all_of(Spawned)}
     failed = {event.tag for event in listener.all_of(SpawnFailed)}
     assert started | failed == {1, 2, 3, 4}
@@ -754,7 +754,7 @@ def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Workers
     listener.warden.stop(grace=0)
     listener.wait(StopCompleted)
     gone(worker.pid)
-    os.kill(started.pid, signal.SIGTERM)  # as whoever ends all processes of a job sends it
+    os.kill(started.pid, signal.SIGTERM)  # as a scheduler sends it to all processes of a job
     service.send(b"+")
     assert service.recv(100) == b"ok\n"
     assert listener.all_of(ServiceEnded) == []

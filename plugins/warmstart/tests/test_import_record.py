@@ -1,4 +1,4 @@
-"""What a worker imports is recorded; what it only asks for is not."""
+"""Imports of a worker are recorded; modules that it only looks for are not."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_a_record_is_read_in_another_process_and_forks_of_the_worker_leave_it_al
     assert record.names() == ["outer", "inner"]
 
 
-def test_what_has_no_room_is_not_recorded(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_without_room_is_not_recorded(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SIZE", 4 + len("outer\n"))
     importlib.import_module("outer")
     assert record.names() == ["outer"]
 
 
-def test_what_the_program_changes_before_an_import_is_recorded_with_it(
+def test_variables_and_paths_that_the_program_changes_before_an_import_are_recorded_with_it(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_PROGRAM", "one\nline")
@@ -85,7 +85,7 @@ def test_a_program_may_ask_all_finders_by_itself() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_what_two_threads_have_written_at_once_is_skipped(record: Record) -> None:
+def test_lines_that_two_threads_have_written_at_once_are_skipped(record: Record) -> None:
     for line in ('="ONE"', '=["TWO', '=["THREE", "3"]', "=3"):
         record._write(line)
     assert record.variables() == {"THREE": "3"}

@@ -30,7 +30,7 @@ class Counter:
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What stands for torch's module."""
+    """Return a stand-in for torch's module."""
     Counter.told = []
     home = SimpleNamespace(**{NAME: Counter})
     monkeypatch.setitem(sys.modules, HOME, home)
@@ -38,7 +38,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def call(home: SimpleNamespace, name: str, error: Exception | None = None) -> None:
-    """What torch's decorator does."""
+    """Call the function as torch's decorator does."""
     with getattr(home, NAME)(name).guard():
         if error is not None:
             raise error

@@ -1,4 +1,4 @@
-"""What workers import is imported ahead where forks can share it, whatever an import does."""
+"""Imports of workers are made ahead where forks can share them, whatever an import does."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_program_that_is_a_module_has_its_package_for_itself(command: list[str
     assert own_names(command, []) == names
 
 
-def test_what_lies_beside_the_program_is_its_own(tmp_path: Path) -> None:
+def test_modules_beside_the_program_are_its_own(tmp_path: Path) -> None:
     (tmp_path / "datasets.py").touch()
     for package in ("models", "data"):
         (tmp_path / package).mkdir()
@@ -191,7 +191,7 @@ def test_variables_that_workers_have_otherwise_are_known() -> None:
     assert learning.candidates() == []
 
 
-def test_what_the_newest_worker_has_imported_is_counted_until_it_is_imported_ahead() -> None:
+def test_imports_of_the_newest_worker_are_counted_until_they_are_imported_ahead() -> None:
     class Given(Record):
         def __init__(self, *names: str) -> None:
             self._names = list(names)

@@ -1,4 +1,4 @@
-"""What the fork server of a run imports."""
+"""The imports of a run's fork server."""
 
 from __future__ import annotations
 

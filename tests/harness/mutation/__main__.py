@@ -1,4 +1,4 @@
-"""``python -m mutation``: try the mutants of everything that decides, and say which of them nobody notices."""
+"""``python -m mutation``: try the mutants of everything that decides, and list those that no test notices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MODULES = (
     "resize",
     "protocol.stacks",
 )
-"""What decides: the last names of its modules, or as many of them as no other module of core ends with."""
+"""The modules that decide, by the last of their names, or as many of them as no other module of core ends with."""
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 TESTS = (
@@ -61,7 +61,7 @@ WANTED = 90.0
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant."""
+    """The outcome of a mutant."""
 
     module: str
     name: str
@@ -71,7 +71,7 @@ class Result:
     status: str
     """``killed``, ``survived``, ``equivalent``, or ``invalid`` if Python does not take it."""
     by: str
-    """The test or the plan that noticed it, or how many did not, or why nobody can."""
+    """The test or the plan that noticed it, or how many did not, or why none can."""
 
 
 def main() -> int:
@@ -143,7 +143,7 @@ def _trials(modules: Sequence[str], only: str) -> Iterator[tuple[Mutant, ast.Mod
 
 
 def _equivalent(made: Sequence[Mutant]) -> tuple[dict[str, str], list[str]]:
-    """Why nobody can notice some of these, by name; and the names that are listed for their functions in vain."""
+    """Return why no test can notice some of these, by name; and the names that are listed in vain."""
     listed: dict[str, dict[str, str]] = json.loads(EQUIVALENTS.read_text())
     reasons = {f"{name}: {change}": why for name, changes in listed.items() for change, why in changes.items()}
     ours = {mutant.function for mutant in made}

@@ -43,12 +43,12 @@ class Mutant:
     """Its qualified name in the module."""
     line: int
     change: str
-    """What it was, an arrow, and what it is, as Python; the same change at another place has a number."""
+    """The old code, an arrow, and the new code, as Python; the same change at another place has a number."""
     edit: Edit
 
     @property
     def name(self) -> str:
-        """What it is known by, wherever the function stands."""
+        """The name of the mutant, wherever the function stands."""
         return f"{self.function}: {self.change}"
 
 
@@ -171,7 +171,7 @@ def _variants(node: ast.AST, definition: ast.FunctionDef) -> Iterator[ast.AST | 
 
 
 def _removable(node: ast.AST, definition: ast.FunctionDef) -> bool:
-    """Whether a statement can be left out, and what follows would still have all its variables."""
+    """Return True if a statement can be left out, and what follows would still have all its variables."""
     match node:
         case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Raise() | ast.Break() | ast.Continue() | ast.For():
             return True
@@ -185,7 +185,7 @@ def _removable(node: ast.AST, definition: ast.FunctionDef) -> bool:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """Whether a node is text, which is for people."""
+    """Return True if a node is text, which is for people."""
     match node:
         case ast.JoinedStr() | ast.Constant(value=str()):
             return True

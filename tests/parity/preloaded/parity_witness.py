@@ -1,1 +1,1 @@
-"""Preloaded by every warm start of the parity suite, imported by nobody else: who finds it loaded was forked."""
+"""Preloaded by every warm start of the parity suite, imported nowhere else: a process with it loaded was forked."""

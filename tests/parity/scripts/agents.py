@@ -36,7 +36,7 @@ NAMES = [
 
 
 def adds_ranks() -> dict[str, Any]:
-    """What a worker is told, and the sum of all ranks."""
+    """Return the settings of a worker, and the sum of all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -88,7 +88,7 @@ def fails_on_odd_ranks() -> None:
 
 
 def echo(word: str) -> str:
-    """What one worker calls in another."""
+    """Return the answer of one worker to a call from another."""
     return f"{word} of {os.environ['ROLE_NAME']}"
 
 

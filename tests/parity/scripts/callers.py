@@ -1,4 +1,4 @@
-"""What a caller in Python sees of its launcher, torch's or ours: ``callers.py torch|elastic FILE FOLDER``.
+"""The view of a caller in Python of its launcher, torch's or ours: ``callers.py torch|elastic FILE FOLDER``.
 
 The same calls are made of either. What came of each is written to FILE, by name, as JSON.
 """
@@ -19,7 +19,7 @@ FAILS, WAITS = "exit 3", "exec sleep 1000"
 
 
 def returns(kind: str) -> Any:
-    """What one process returns, or how it fails."""
+    """Return the result of one process, or fail."""
     if kind == "tensor":
         import torch
 
@@ -54,7 +54,7 @@ def writes() -> None:
 
 
 def environment() -> dict[str, str]:
-    """What a worker is told."""
+    """Return the environment of a worker."""
     import torch.distributed as dist
 
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
@@ -91,7 +91,7 @@ def module(torchs: str, ours: str) -> Any:
 
 
 def outcome(call: Any, *args: Any, **given: Any) -> Any:
-    """What a call returns, or the kind of what it raises."""
+    """Return the result of a call, or the kind of its exception."""
     try:
         return call(*args, **given)
     except ValueError:
@@ -101,7 +101,7 @@ def outcome(call: Any, *args: Any, **given: Any) -> Any:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process is there no more."""
+    """Return True if a process is there no more."""
     return not os.path.exists(f"/proc/{pid}")
 
 

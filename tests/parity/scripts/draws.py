@@ -1,4 +1,4 @@
-"""What nobody seeded, and what the script seeds itself. Its first lives fail, as often as the argument says."""
+"""Random numbers without a seed, and with the script's. Its first lives fail, as often as the argument says."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ SIGNAL_SETS = ("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")
 OWN = {"Pid", "PPid", "Tgid", "Ngid", "NStgid", "NSpid", "NSpgid", "NSsid", *SIGNAL_SETS}
 """Lines of ``/proc/self/status`` that only number the process, or are told elsewhere."""
 MEMORY = ("Vm", "Rss", "Hugetlb", "FDSize", "Untag", "voluntary", "nonvoluntary", "SigQ", "Mems_allowed")
-"""How those begin that measure it, or list the machine."""
+"""The prefixes of names that measure it, or list the machine."""
 PRCTL = {"death signal": 2, "subreaper": 37}
 """Those of prctl's questions that write their answer where they are told."""
 

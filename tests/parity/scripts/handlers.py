@@ -1,4 +1,4 @@
-"""What a caller of a rendezvous handler sees, torch's or ours: ``handlers.py BACKEND ENDPOINT CONFIG FILE``.
+"""The view of a caller of a rendezvous handler, torch's or ours: ``handlers.py BACKEND ENDPOINT CONFIG FILE``.
 
 BACKEND is a name that torch's registry knows; ENDPOINT is where its store is, or for torch's ``c10d`` a host; CONFIG is
 JSON, as for ``--rdzv_conf``. The nodes are threads. What came of each call is written to FILE, by name, as JSON.
@@ -28,7 +28,7 @@ CONFIG = {**DURATIONS, **json.loads(sys.argv[3])}
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -75,7 +75,7 @@ def call(function: Callable[..., Any], *args: Any) -> Future[Any]:
 
 
 def together(*nodes: Any) -> list[Any]:
-    """What the nodes are given that ask for a round at once."""
+    """Return the rounds of nodes that ask at once."""
     return [asked.result(PATIENCE) for asked in [call(node.next_rendezvous) for node in nodes]]
 
 
@@ -138,7 +138,7 @@ def rounds() -> dict[str, Any]:
 
 
 def ends() -> dict[str, Any]:
-    """Jobs that are closed, and nodes that nobody meets."""
+    """Jobs that are closed, and nodes that meet no other."""
     said: dict[str, Any] = {}
     job = Job("closed", 2, 2)
     one, two = job.node(), job.node()

@@ -1,4 +1,4 @@
-"""How the scripts of this suite say what they see: JSON lines in a file for each life of each rank."""
+"""Reports of the scripts of this suite: JSON lines in a file for each life of each rank."""
 
 from __future__ import annotations
 

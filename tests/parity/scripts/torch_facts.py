@@ -1,4 +1,4 @@
-"""What torch, and numpy beside it, say of the process that they are in; the arguments are names of functions.
+"""Facts of torch, and of numpy beside it, about their process; the arguments are names of functions.
 
 Two workers are also asked what they can do together, in their second life: in the first, one of them is killed.
 """
@@ -23,7 +23,7 @@ from torch import multiprocessing
 
 
 def threads() -> dict[str, Any]:
-    """What runs in parallel, once everything that does so has been asked to."""
+    """Return the threads that run once every user of threads has been called."""
     before = len(os.listdir("/proc/self/task"))
     torch.mm(torch.ones(300, 300), torch.ones(300, 300))
     np.ones((300, 300)) @ np.ones((300, 300))

@@ -1,7 +1,7 @@
 """What a run came to: the counters that its last line and ``verdict.json`` tell.
 
 ``verdict.json`` stands beside the logs, for the scripts of schedulers. Nodes that share the directory write the same,
-but for ``node``; ``docs/exit_codes.md`` describes it.
+but for ``node``; ``docs/reference/exit_codes.md`` describes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every environment variable that Elastic reads or sets, with its meaning; ``docs/environment.md`` shows them.
+"""The environment variables that Elastic reads or sets (``docs/reference/environment.md``).
 
 Each flag of ``elastic run`` is also read from ``PET_<FLAG>`` (:func:`flag_variable`), as torchrun's are.
 """

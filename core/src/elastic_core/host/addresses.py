@@ -154,7 +154,7 @@ def _source(target: str) -> str | None:
 
 
 def says_loopback(host: str) -> bool:
-    """Whether a name or an address means loopback on every host."""
+    """Return True if a name or an address means loopback on every host."""
     if (literal := ip_address(host)) is not None:
         return literal.is_loopback
     return host == "localhost" or host.endswith(".localhost")

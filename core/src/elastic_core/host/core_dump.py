@@ -1,4 +1,4 @@
-"""Where the kernel has written the core dump of a process: expansion of ``/proc/sys/kernel/core_pattern``.
+"""The path of a process's core dump: expansion of ``/proc/sys/kernel/core_pattern``.
 
 Source: Linux, core(5), "Naming of core dump files" and "Piping core dumps to a program".
 """

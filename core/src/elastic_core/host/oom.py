@@ -1,4 +1,4 @@
-"""Whether the kernel's out-of-memory killer has struck in this process's cgroup: ``memory.events`` of cgroup v2 and v1.
+"""Kills by the kernel's out-of-memory killer in this process's cgroup: ``memory.events`` of cgroup v2 and v1.
 
 The kernel counts the processes that it kills for want of memory, for each cgroup. A worker that ends by SIGKILL while
 that count grows was most probably one of them. A container sees its own cgroup at the root of ``/sys/fs/cgroup``.

@@ -1,4 +1,4 @@
-"""What ``ps`` and ``/proc`` show to all users of a host: no passwords, and a starter that looks unlike workers."""
+"""Titles of processes in ``ps`` and ``/proc``: without passwords, and for a starter unlike those of workers."""
 
 from __future__ import annotations
 

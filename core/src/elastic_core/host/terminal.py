@@ -1,4 +1,4 @@
-"""What is printed on a terminal: foreign text made safe, and colours."""
+"""Text for terminals: control sequences made harmless, and colours."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plain(text: str, colour: int) -> str:
 
 
 def has_colours(stream: TextIO | None, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether text for a stream is coloured: on a terminal, or with FORCE_COLOR; not with NO_COLOR or on TERM=dumb.
+    """Return True if text for a stream is coloured: a terminal or FORCE_COLOR, without NO_COLOR or TERM=dumb.
 
     NO_COLOR and FORCE_COLOR count unless empty (https://no-color.org, https://force-color.org); NO_COLOR precedes.
     """

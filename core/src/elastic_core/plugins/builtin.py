@@ -32,7 +32,7 @@ NO_LIMIT = 2**31 - 1  # for scripts, which read TORCHELASTIC_MAX_RESTARTS as a n
 
 
 def is_worth_requeueing(incident: Incident, past: Sequence[Failure] = ()) -> bool:
-    """Whether the job that an incident ends may succeed elsewhere: a GPU, a node, the network or storage failed.
+    """Return True if the job that an incident ends may succeed elsewhere: a GPU, a node, the network or storage failed.
 
     A worker that was killed without a word may be killed again for the same reason, so its job is not. Neither is a job
     that the same failure has ended at the same step before, unless that was twice, by the fault of one host.

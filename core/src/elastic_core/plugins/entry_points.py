@@ -170,7 +170,7 @@ def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
 
 
 def _has_hooks(loaded: object) -> bool:
-    """Whether an object has functions that are marked with ``hookimpl``."""
+    """Return True if an object has functions that are marked with ``hookimpl``."""
     return any(hasattr(inspect.getattr_static(loaded, name, None), f"{PROJECT}_impl") for name in dir(loaded))
 
 

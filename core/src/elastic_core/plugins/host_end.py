@@ -1,4 +1,4 @@
-"""What plugins have said of the end of this host: it counts for every node that the agent becomes (rule L17)."""
+"""Notices of plugins that this host ends: they count for every node that the agent becomes (rule L17)."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Plugins:
         self.register(f"rdzv:{name}", plugin, described=described or f"rendezvous backend {name!r}")
 
     def has(self, name: str) -> bool:
-        """Whether a plugin of this name is registered."""
+        """Return True if a plugin of this name is registered."""
         return self._manager.has_plugin(name)
 
     def configure(self, config: RunConfig) -> None:

@@ -1,6 +1,6 @@
 """The protocol by which the nodes of a job agree. All of it is pure: no thread, no clock, no I/O.
 
-``docs/protocol.md`` explains it and defines its rules. To read the code, begin with ``leader`` and ``node``.
+``docs/internals/protocol.md`` explains it and defines its rules. To read the code, begin with ``leader`` and ``node``.
 
 * Records: ``entries`` hold decisions, ``roster`` has what each node says about itself, ``settings`` what an OPEN
   carries. ``ledger`` is the state that follows from the entries. ``codec`` (with ``schema`` and ``limits``) turns

@@ -2,7 +2,7 @@
 
 An agent that reads the PLAN writes the notice to its workers and *then* reads their reports; a worker reports its step
 and *then* reads its notices. So a rank whose last report is step s holds at step s + 1, outside of any collective, and
-no rank can have gone beyond T = max(s) + 1 (``docs/protocol.md``, "Graceful stops").
+no rank can have gone beyond T = max(s) + 1 (``docs/internals/protocol.md``, "Graceful stops").
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The driver calls :func:`decide` after every change that it notices, and at every instant that the last decision named.
 A run is forming (no round yet), live (a ROUND that no HALT has ended), halted (a HALT that no ROUND has followed), or
-closed. A comment cites the rule of ``docs/protocol.md`` that the code below it enforces.
+closed. A comment cites the rule of ``docs/internals/protocol.md`` that the code below it enforces.
 """
 
 from __future__ import annotations

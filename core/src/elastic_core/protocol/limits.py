@@ -1,8 +1,9 @@
 """Limits of the parts of a ledger entry, so that every entry that a leader can decide on fits into one store value.
 
 ``MAX_VALUE_BYTES`` is the limit of a value. Each part of an entry has a share of it, in bytes of JSON, which
-``docs/protocol.md`` lists (rule L8). A RESUME carries all parts at once; their shares add up to less than the limit. A
-job of more kinds of nodes than ``MAX_KINDS`` can exceed it: ``repair.lighten`` then leaves out parts of a RESUME.
+``docs/internals/protocol.md`` lists (rule L8). A RESUME carries all parts at once; their shares add up to less than the
+limit. A job of more kinds of nodes than ``MAX_KINDS`` can exceed it: ``repair.lighten`` then leaves out parts of a
+RESUME.
 """
 
 from __future__ import annotations

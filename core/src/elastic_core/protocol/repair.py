@@ -1,4 +1,4 @@
-"""Repair of a store that has lost history, by a node that remembers it (rule S3 in ``docs/protocol.md``).
+"""Repair of a store that has lost history, by a node that remembers it (rule S3 in ``docs/internals/protocol.md``).
 
 :func:`overlap` compares the store's newest entry with what this node has read. If the store is only *behind*, the node
 puts back exactly the same entries, in order; any number of nodes may do so at once. If the histories differ, or the

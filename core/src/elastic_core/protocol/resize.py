@@ -2,7 +2,8 @@
 
 A script that takes no notices saves nothing when it is stopped, so a resize repeats all work since its last checkpoint
 on every node. The rule waits for a moment at which that is little, and never for longer than a limit.
-``docs/protocol.md`` has the rule's table, and ``docs/simulator.md`` its results on traces of spot machines.
+``docs/internals/protocol.md`` has the rule's table, and ``docs/internals/simulator.md`` its results on traces of spot
+machines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the author of a rendezvous backend writes against, and the names of torch's package of the same name.
+"""The interface for authors of a rendezvous backend, with the names of torch's package of the same name.
 
 * ``backend`` is the interface of a store, ``options`` is what a backend declares that it takes. ``handler`` has the
   interface of a whole rendezvous in torch's form, and the parameters from which both are made.
@@ -7,7 +7,7 @@
   the job's token, which ``job_token`` reads.
 
 Core's own backend is ``plugins.local_backend``. ``protocol`` decides, over the records in a store, and ``session``
-connects a node to its store. ``docs/protocol.md`` explains the protocol and defines its rules.
+connects a node to its store. ``docs/internals/protocol.md`` explains the protocol and defines its rules.
 """
 
 from __future__ import annotations

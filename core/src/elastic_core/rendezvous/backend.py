@@ -1,6 +1,6 @@
 """The interface of a store: the one small class that a backend's author writes.
 
-A store holds two things under one prefix per job id (``docs/protocol.md``):
+A store holds two things under one prefix per job id (``docs/internals/protocol.md``):
 
 * the **roster**, one row per node incarnation: an opaque value, a revision that only grows, a serial in order of
   arrival, and a heartbeat counter;
@@ -66,7 +66,7 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a waiting caller has read: the ledger's newest index and the roster's version."""
+    """The position of a waiting caller: the ledger's newest index and the roster's version."""
 
     head: int = 0
     roster: int = 0
@@ -87,9 +87,9 @@ class StoreWarning(NamedTuple):
     """A problem of a store that an operator should fix, although the store can be used."""
 
     message: str
-    """What was found, with its value: one sentence."""
+    """The finding, with its value: one sentence."""
     hint: str
-    """What to do: one sentence."""
+    """The advice: one sentence."""
 
 
 class RendezvousBackend(ABC):
@@ -268,7 +268,7 @@ class HandlerStore(ABC):
     @property
     @abstractmethod
     def waiting(self) -> str:
-        """What an append that returned False waits for, as a text for users; '' for nothing."""
+        """The reason why an append that returned False waits, as a text for users; '' without one."""
 
 
 def workers_store(store: RendezvousBackend) -> tuple[str, int] | None:

@@ -121,7 +121,7 @@ class RendezvousInfo:
 
 
 HandlerAnswer: TypeAlias = "RendezvousInfo | tuple[Any, int, int]"
-"""What a handler may return: a :class:`RendezvousInfo`, torch's class of that name, or ``(store, rank, size)``."""
+"""The result of a handler: a :class:`RendezvousInfo`, torch's class of that name, or ``(store, rank, size)``."""
 
 
 class RendezvousHandler(ABC):
@@ -158,7 +158,7 @@ class RendezvousHandler(ABC):
         return ""
 
     def is_closed(self) -> bool:
-        """Whether the job is closed."""
+        """Return True if the job is closed."""
         return False
 
     def set_closed(self) -> None:  # noqa: B027  (nothing to do for a handler that knows no end)
@@ -181,5 +181,5 @@ class RendezvousHandler(ABC):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers are clients of :attr:`RendezvousInfo.store`; otherwise rank 0's worker opens a store."""
+        """True if workers are clients of :attr:`RendezvousInfo.store`; otherwise rank 0's worker opens a store."""
         return False

@@ -143,7 +143,7 @@ def call_of(who: str, store: object, unread_since: float | None = None) -> Store
 
 
 def may_be_renewed(call: StoreCall, silence: float, heartbeat_at: float, *, within: float) -> bool:
-    """Whether a call has been out for so long that its connection is to be made anew.
+    """Return True if a call has been out for so long that its connection is to be made anew.
 
     Its answer is overdue for ``silence`` seconds; people are told after ``within`` seconds. A reader or a writer is
     given up only where a heartbeat that began later (at ``heartbeat_at``) has been answered: else the store itself is
@@ -181,7 +181,7 @@ def silence_told(
 
 
 def unanswered(call: StoreCall, silence: float, endpoint: str, fence: float | None = None) -> RendezvousConnectionError:
-    """Return what people are told of a call whose answer is overdue for ``silence`` seconds.
+    """Return the error for a call whose answer is overdue for ``silence`` seconds.
 
     ``fence`` is after how many seconds without contact workers are stopped; None where there are none.
     """

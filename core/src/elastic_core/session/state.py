@@ -72,11 +72,11 @@ class SessionState:
 
     @property
     def over(self) -> bool:
-        """Whether the threads are to end."""
+        """True if the threads are to end."""
         return self.stopping.is_set() or self.lost
 
     def is_cut_off(self, share: float = 1.0) -> bool:
-        """Whether this node has had no contact for as long as its fence takes, or for this share of that time.
+        """Return True if this node has had no contact for as long as its fence takes, or for this share of that time.
 
         Such a node decides nothing, and asks for no place in a round (rule S4).
         """
@@ -173,7 +173,7 @@ class Outbox:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the store has this node's row, as far as this node knows."""
+        """True if the store has this node's row, as far as this node knows."""
         return not self._unlisted and not self.done.is_set()
 
     def row_seen(self, revision: int | None) -> None:
@@ -204,7 +204,7 @@ class Outbox:
         return RETRY_FIRST if self.is_held() else max(0.0, self._due - self._state.runtime.now())
 
     def is_held(self) -> bool:
-        """Whether the row must wait for contact: it could win a place in a round, whose workers the fence would stop.
+        """Return True if the row must wait for contact: it could win a place in a round, whose workers the fence would stop.
 
         It is written after the next heartbeat that is contact.
         """
@@ -231,6 +231,6 @@ class Outbox:
             self._reported = row.incident
 
     def _is_owed(self, incident: Incident) -> bool:
-        """Whether the leader owes an entry for an incident; it may have come before the store had the report."""
+        """Return True if the leader owes an entry for an incident; it may have come before the store had the report."""
         ledger = self._state.ledger
         return ledger.is_live and ledger.round is not None and incident.round == ledger.round.number

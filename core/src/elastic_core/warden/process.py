@@ -4,7 +4,7 @@ It runs as ``python -I -S main.py SOCKET_FD``, has one thread, and imports littl
 descendant of a worker stays among its own: *no child left* means *no descendant left*. On end-of-file of the socket it
 kills all processes and exits; until then it holds the node's slot, of which each worker inherits a copy (rule S8).
 Nothing in here blocks, so the dead-man's switch works while the agent is frozen. Requests come from ``client``, events
-are in ``messages``; ``docs/agent.md`` has the details.
+are in ``messages``; ``docs/internals/agent.md`` has the details.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ GPUS = server(cores=16, nodes=4, sockets=2, threads=2, accelerators=[1, 1, 3, 0]
         ("node", 4, GPUS, ["4-7,20-23", "4-7,20-23", "12-15,28-31", "0-3,16-19"]),
         ("socket", 4, GPUS, ["0-7,16-23", "0-7,16-23", "8-15,24-31", "0-7,16-23"]),
         ("exclusive", 4, GPUS, ["4-5,20-21", "6-7,22-23", "12-15,28-31", "0-3,16-19"]),
-        ("exclusive", 1, GPUS, ["4-7,20-23"]),  # nobody else is there to share with
+        ("exclusive", 1, GPUS, ["4-7,20-23"]),  # there is no other worker to share with
         ("core-complex", 3, GPUS, ["4-7,20-23", "4-7,20-23", "12-15,28-31"]),
         ("exclusive", 6, GPUS, ["4,20", "5,21", "12-15,28-31", "0-3,16-19", "6,22", "7,23"]),  # two share a GPU in turn
     ],
@@ -124,7 +124,7 @@ def test_workers_run_near_their_accelerators_or_evenly_spread(
         ),
     ],
 )
-def test_nobody_is_given_what_the_agent_may_not_use(
+def test_no_worker_is_given_a_cpu_that_the_agent_may_not_use(
     mode: str, workers: int, topology: Topology, expected: list[str]
 ) -> None:
     assert bound(mode, workers, topology) == cpus(*expected)

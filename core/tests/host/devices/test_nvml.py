@@ -1,4 +1,4 @@
-"""What is asked of NVIDIA's library, played by objects that answer through pointers as it does."""
+"""Calls of NVIDIA's library, answered by objects that write through pointers as it does."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_a_list_of_visible_devices_leaves_what_cuda_would(listed: str | None, ch
     assert [visible.name for visible in select(listed, FOUR)] == chosen
 
 
-def test_what_is_chosen_knows_the_gpu_that_it_is_or_is_a_part_of() -> None:
+def test_a_selected_device_knows_the_gpu_that_it_is_or_is_a_part_of() -> None:
     assert [one.device for one in select("2,0", FOUR)] == [FOUR[2], FOUR[0]]
     assert [one.device for one in select("GPU-12c", FOUR)] == [FOUR[1]]
     assert [one.device for one in select("MIG-c,MIG-GPU-12ab/0/0", FOUR)] == [FOUR[2], FOUR[0]]
@@ -217,7 +217,7 @@ def test_each_worker_sees_its_own_gpu_only(machine_of: MachineOf, environ: Envir
     assert [visible_devices(rank, environ, machine) for rank in range(len(values))] == values
 
 
-def test_what_a_worker_sees_is_one_gpu_and_the_one_of_its_rank(machine_of: MachineOf) -> None:
+def test_a_worker_sees_one_gpu_and_the_one_of_its_rank(machine_of: MachineOf) -> None:
     machine, environ = machine_of(nvidia_files(4)), {CUDA: "3,GPU-0,1"}
     everyone = gpus(environ, machine)
     own = [gpus({CUDA: visible_devices(rank, environ, machine)}, machine) for rank in range(len(everyone))]

@@ -1,4 +1,4 @@
-"""What ``elastic_core`` asks in a worker of a run with ``--plugin=torch-save``; torch is imported when it is asked.
+"""The hooks of ``elastic_core`` in a worker of a run with ``--plugin=torch-save``; torch is imported in the hook.
 
 ``state`` has the class, a ``TrainState`` over ``torch.save``.
 """

@@ -185,7 +185,7 @@ class SqliteBackend(RendezvousBackend):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield the database with nobody else in it; what the block did is undone if it raises."""
+        """Yield the database without other users; what the block did is undone if it raises."""
         with self._busy:
             self._check_open()
             fcntl.flock(self._turnstile, fcntl.LOCK_EX)  # SQLite's own lock is polled for, and starves who waits

@@ -1,4 +1,4 @@
-"""Knows which nodes are gone for good: those for whose host a file lies in a folder, whoever puts it there.
+"""Knows which nodes are gone for good: those for whose host a file lies in a folder, whichever program puts it there.
 
 What watches the machines (an operator, a job's epilogue, a controller that has deleted a pod) writes the file. The name
 of a folder is in ``ELASTIC_GONE_HOSTS``. A plugin for a cluster asks the cluster instead, by the same hook.

@@ -9,7 +9,7 @@ from elastic_core import hookimpl
 from elastic_core.incidents import Action, Incident, Verdict
 
 USAGE_ERROR = 2
-"""What argparse exits with."""
+"""The exit code of argparse."""
 
 
 @hookimpl

@@ -56,7 +56,7 @@ FEW = 8
 
 @dataclass(slots=True)
 class Known:
-    """What all connections of one agent know of its job. Each is used by a thread of its own.
+    """The shared knowledge of an agent's connections about its job. Each is used by a thread of its own.
 
     Attributes:
         head: An entry that is there; perhaps not the newest that any of them has seen.
@@ -107,7 +107,7 @@ class C10dBackend(RendezvousBackend, WorkersStore):
         """The entry that was last waited for, and its record."""
         self._gone: set[int] = set()
         self._rows_seen: dict[int, tuple[bytes, Row]] = {}
-        """What the records of rows were when all were last read, and mean: of a thousand mostly one has changed."""
+        """The records of rows when all were last read, with their meaning: of a thousand mostly one has changed."""
         self._listed = 0
         """Rows up to this serial are known to have their keys."""
 

@@ -44,7 +44,7 @@ _taking_turns = threading.Lock()
 
 
 class _Store(Protocol):
-    """What we use of TCPStore, whose annotations say that values are ``str``: it keeps bytes."""
+    """The interface of TCPStore that we use; its annotations say that values are ``str``, but it keeps bytes."""
 
     def set(self, key: str, value: bytes, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -138,7 +138,7 @@ class StoreClient:
             return store.compare_set(key, old, new)
 
     def exist(self, *keys: str) -> bool:
-        """Whether all the keys are there."""
+        """Return True if all the keys are there."""
         with self._asking() as store:
             return store.check(keys)
 

@@ -1,4 +1,4 @@
-"""Where the store is: whether it belongs on this host.
+"""The address of the store, and whether it belongs on this host.
 
 The agent whose host has the endpoint's address hosts the store. Whether an address is this host's, the kernel answers
 best: it can be bound, or it cannot. Of several agents on one host the first gets the port; the others find it taken and
@@ -44,14 +44,14 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this host can reach it."""
+        """True if only this host can reach it."""
         literal = ip_address(self.host)
         return literal is not None and literal.is_loopback
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where to find the store, and the socket to serve it on if that is here."""
+    """The addresses of the store, and the socket to serve it on if this host does."""
 
     addresses: Sequence[Address]
     listener: socket.socket | None = None
@@ -135,7 +135,7 @@ def call(address: Address, seconds: float, request: bytes = b"") -> bytes:
 
 
 def calls(connection: socket.socket) -> bool:
-    """Whether :func:`call` made the connection, on any thread; False for a connection to a store."""
+    """Return True if :func:`call` made the connection, on any thread; False for a connection to a store."""
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == _CALLS
 
 

@@ -20,15 +20,15 @@ from __future__ import annotations
 from elastic_core.rendezvous.records import RecordReader, quoted
 
 ROOT = "elastic/"
-"""What the names of all jobs' keys begin with."""
+"""The prefix of the keys of all jobs."""
 REMOVED = b"-"
 UNWRITTEN = b""
 
 ENTRY_APPENDED = 1
 ROW_CHANGED = (1 << 32) + 1
-"""What a change adds to ``changes``: one atomic addition moves both counters."""
+"""The increment of ``changes`` for a change: one atomic addition moves both counters."""
 ROW_CYCLE = 1 << 62
-"""What is taken off ``changes`` once it is reached: TCPStore counts in signed 64-bit integers, which end at 2^63."""
+"""The amount to subtract from ``changes`` at that value: TCPStore counts in signed 64-bit integers, to 2^63."""
 KEPT_BELLS = 1024
 """The bells of the newest changes, which exist. Older ones are deleted, or a store would grow by 175 bytes a change."""
 BELL_PATIENCE = 10.0
@@ -78,5 +78,5 @@ class Keys:
 
 
 def split_changes(count: int) -> tuple[int, int]:
-    """How often anything has changed, and how often a row has."""
+    """Return the number of all changes, and the number of changes of rows."""
     return count & 0xFFFF_FFFF, count >> 32

@@ -104,7 +104,7 @@ def resolve(endpoint: HostPort, patience: Patience) -> list[Address]:
 
 
 class _Met(enum.IntEnum):
-    """What an attempt has met, the most hopeful first."""
+    """The result of an attempt, the most hopeful first."""
 
     NOBODY = 0
     """The host answers, and no server listens."""

@@ -8,7 +8,7 @@ General layout, from the command line down to one check:
 * ``store``: checks of a store: every operation that the protocol needs, on a job id that no job uses.
 * ``speed``: how long a heartbeat and a wake-up take, and whether that is fast enough.
 * ``examination``: the checks in their order. What depends on something that is wrong is not tried.
-* ``runner``: a process that is examined in, so that nothing hangs, and that nothing is left in the store.
+* ``runner``: runs an examination in a process of its own, so that it cannot hang and leaves nothing in the store.
 * ``report``: findings as text, and as JSON.
 
 The checks know nothing of processes, deadlines or terminals; they return findings, or raise our own errors.

@@ -52,9 +52,9 @@ class DoctorCommand(FlagCommand):
             "not, name the problem and its remedy.\n\nThe command connects to the store, performs every operation of a "
             "job under an unused job id, measures how long each takes, and deletes its data. It also checks this "
             "host's address, names and limits. Jobs that use the same store are not affected.",
-            epilog="The exit code is 0 if the command finds no error, else that of `elastic run` (docs/exit_codes.md): "
-            "69 if the store is unreachable, 76 if it gives invalid answers, 2 for a wrong flag. Flags may be written "
-            "with - or _, and are also read from PET_<FLAG>.",
+            epilog="The exit code is 0 if the command finds no error, else that of `elastic run` "
+            "(docs/reference/exit_codes.md): 69 if the store is unreachable, 76 if it gives invalid answers, 2 for "
+            "a wrong flag. Flags may be written with - or _, and are also read from PET_<FLAG>.",
         )
 
 
@@ -63,7 +63,7 @@ def doctor(*, as_json: bool, **given: Any) -> int:
     from elastic_core.host.identity import host_name  # none of this for --help
     from elastic_doctor import report
     from elastic_doctor.findings import Finding, verdict
-    from elastic_doctor.runner import Signalled, examined
+    from elastic_doctor.runner import Signalled, examine_in_process
 
     known = {item.name for item in fields(Flags)}
     flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})
@@ -76,7 +76,7 @@ def doctor(*, as_json: bool, **given: Any) -> int:
     if not as_json:
         click.echo(report.title(backend, endpoint, host_name()))
     try:
-        with closing(examined(subject)) as found:
+        with closing(examine_in_process(subject)) as found:
             for finding in found:
                 findings.append(finding)
                 if not as_json:

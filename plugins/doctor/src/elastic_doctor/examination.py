@@ -35,11 +35,11 @@ IMPORT = 120.0
 
 OF_STORE = ("connect", "connections", "roster", "ledger", "waiting", "isolation", "heartbeat time", "wake-up time")
 _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
-"""What torch reads when it is imported, so that it starts no thread before a store is forked, and prints nothing."""
+"""Variables that torch reads, so that it starts no thread before a store is forked, and prints nothing."""
 
 
 class Listener(Protocol):
-    """Who is told of an examination while it goes on."""
+    """The observer of an examination while it goes on."""
 
     def at(self, check: str, during: str, limit: float) -> None:
         """Set what is tried next, as ``during`` of a check, and how many seconds it may take."""
@@ -48,12 +48,12 @@ class Listener(Protocol):
         """Report that a check has ended."""
 
     def made(self, leaves: bool) -> None:
-        """Whether, from now on, something would be left if this process were killed."""
+        """Set whether traces would be left in the store if this process were killed from now on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is examined: a backend and what it is given, as ``elastic run`` would give it."""
+    """The subject of an examination: a backend and its parameters, as ``elastic run`` would pass them."""
 
     plugins: Plugins
     """With the backend registered."""
@@ -92,7 +92,7 @@ def bounded_conf(conf: Mapping[str, str], options: RendezvousOptions) -> dict[st
 
 
 def needs_torch(backend: str, catalogue: Catalogue) -> bool:
-    """Whether the distribution that brings a backend cannot do without torch."""
+    """Return True if the distribution that brings a backend requires torch."""
     if backend not in catalogue.names(*BACKENDS):
         return False
     distribution = catalogue.find(backend, *BACKENDS).entry_point.dist
@@ -140,7 +140,7 @@ def host_checks(subject: Subject) -> list[tuple[str, Callable[[], Finding], floa
 
 
 def check_torch(subject: Subject) -> Finding:
-    """Whether torch is there, and can be imported if the backend needs it."""
+    """Check that torch can be imported if the backend needs it."""
     version, backend = installed_versions()["torch"], subject.params.backend
     if not subject.needs_torch:
         there = f"torch {version}" if version else "not installed"
@@ -219,7 +219,7 @@ class _Trial:
 
     @property
     def written(self) -> bool:
-        """Whether the store has taken anything."""
+        """Return True if the store has taken anything."""
         return self._name not in OF_STORE[:3] or self._during not in ("", "connect", "enter")
 
     def findings(self) -> Iterator[Finding]:

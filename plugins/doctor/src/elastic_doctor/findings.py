@@ -1,4 +1,4 @@
-"""What one check has come to: a state, what was seen, and what to do about it."""
+"""The finding of one check: a state, the observation, and the advice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic_core.exit_codes import ExitCode
 
 
 class State(str, enum.Enum):
-    """How a check has ended."""
+    """The outcome of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -31,11 +31,11 @@ class Finding:
     """The check's, in a word or two."""
     state: State
     seen: str
-    """What was seen, in one line."""
+    """The observation, in one line."""
     advice: str | None = None
-    """What to do; None where nothing needs to be done."""
+    """The advice; None where nothing needs to be done."""
     exit_code: int = ExitCode.SUCCESS
-    """What a run would exit with that meets this; 0 unless it is wrong."""
+    """The exit code of a run that meets this; 0 unless it is wrong."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Figures by name, which ends in the unit."""
 

@@ -58,7 +58,7 @@ def check_endpoint(endpoint: str) -> Finding:
 
 
 def check_address(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> Finding:
-    """Whether other nodes reach this one where ``elastic run`` would tell them to: look it up, listen, connect.
+    """Check that other nodes can reach this one at the address of ``elastic run``: look it up, listen, connect.
 
     Args:
         endpoint: As the user typed it.
@@ -118,7 +118,7 @@ def check_host_name(address: str, environ: Mapping[str, str]) -> Finding:
 
 
 def check_resolver(address: str) -> Finding:
-    """How fast an address without a name is answered: torch's TCPStore asks for its peer's at every connection."""
+    """Time the lookup of an address without a name: torch's TCPStore looks up its peer's at every connection."""
     name = "resolver"
     began = time.monotonic()
     try:
@@ -136,7 +136,7 @@ def check_resolver(address: str) -> Finding:
 
 
 def check_shared_memory(path: str = "/dev/shm") -> Finding:
-    """Whether there is room for the batches that DataLoader's workers pass on."""
+    """Check that there is room for the batches that DataLoader's workers pass on."""
     name = "shared memory"
     try:
         status = os.statvfs(path)
@@ -151,7 +151,7 @@ def check_shared_memory(path: str = "/dev/shm") -> Finding:
 
 
 def check_open_files(limits: Callable[[int], tuple[int, int]] = resource.getrlimit) -> Finding:
-    """How many files a process may have open."""
+    """Check how many files a process may have open."""
     soft, hard = limits(resource.RLIMIT_NOFILE)
     seen = f"at most {_count(soft)} a process (ulimit -n), {_count(hard)} if asked for"
     if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:

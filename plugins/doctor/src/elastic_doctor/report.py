@@ -17,7 +17,7 @@ COLOURS = {State.OK: "green", State.WARNING: "yellow", State.WRONG: "red", State
 STATE_WIDTH = max(len(state.value) for state in State)
 NAME_WIDTH = len("shared memory")
 INDENT = " " * (2 + STATE_WIDTH + 2 + NAME_WIDTH + 2)
-"""What stands before what was seen; the advice begins there, too."""
+"""The width before the observation; the advice begins there, too."""
 
 _OF_STORE = (*OF_STORE, "store", "listener", "traces", "the rest")
 

@@ -1,4 +1,4 @@
-"""A process that is examined in, and one that watches it: so nothing hangs, and nothing is left in the store.
+"""An examination in a process of its own, and its watcher: it cannot hang, and leaves nothing in the store.
 
 The checks run in a fork of this process, on its main thread, as an agent's do. Before everything that has to be
 answered it tells for how long that may keep it waiting; after that it is killed, and what it was at is what hangs.
@@ -51,23 +51,23 @@ class Signalled(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
+class _Step:
     check: str
     during: str
     limit: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Leaves:
     leaves: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _End:
     pass
 
 
-class _Told:
+class _PipeListener:
     """The listener in the process that is watched."""
 
     def __init__(self, line: Connection) -> None:
@@ -75,7 +75,7 @@ class _Told:
 
     def at(self, check: str, during: str, limit: float) -> None:
         """Tell what is tried."""
-        self._line.send(_At(check, during, limit))
+        self._line.send(_Step(check, during, limit))
 
     def found(self, finding: Finding) -> None:
         """Tell what came of it."""
@@ -83,10 +83,10 @@ class _Told:
 
     def made(self, leaves: bool) -> None:
         """Tell whether something would be left."""
-        self._line.send(_Made(leaves))
+        self._line.send(_Leaves(leaves))
 
 
-def examined(subject: Subject, examining: Examine = examine) -> Generator[Finding, None, None]:
+def examine_in_process(subject: Subject, examining: Examine = examine) -> Generator[Finding, None, None]:
     """Yield the findings, each as soon as it is there. Closing the iterator ends all.
 
     Raises:
@@ -100,11 +100,11 @@ def examined(subject: Subject, examining: Examine = examine) -> Generator[Findin
         except BaseException:
             watched.stop()
             if watched.leaves:
-                _tidied(subject)
+                _erase_traces(subject)
             raise
         watched.join()
         if watched.leaves:
-            yield _tidied(subject)
+            yield _erase_traces(subject)
 
 
 class _Watched:
@@ -115,9 +115,9 @@ class _Watched:
         self._process = _fork.Process(target=_body, args=(subject, body, theirs, self._line), daemon=False)
         self._process.start()
         theirs.close()
-        self._at = _At("doctor", "", ANSWER)
+        self._at = _Step("doctor", "", ANSWER)
         self.leaves = False
-        """Whether it would have left something, when it was last heard of."""
+        """True if it would have left traces when it last reported."""
 
     def findings(self) -> Iterator[Finding]:
         """Yield what it finds, and that it hangs or dies if it does."""
@@ -136,9 +136,9 @@ class _Watched:
                 return
             if isinstance(message, Finding):
                 yield message
-            elif isinstance(message, _At):
+            elif isinstance(message, _Step):
                 self._at, waited = message, _Waited(self._process.pid or 0)
-            elif isinstance(message, _Made):
+            elif isinstance(message, _Leaves):
                 self.leaves = message.leaves
             else:
                 return
@@ -149,7 +149,7 @@ class _Watched:
         deadline = time.monotonic() + GRACE
         with contextlib.suppress(EOFError, OSError):
             while self._line.poll(max(0.0, deadline - time.monotonic())):
-                if isinstance(message := self._line.recv(), _Made):
+                if isinstance(message := self._line.recv(), _Leaves):
                     self.leaves = message.leaves
         self.join(0)
 
@@ -197,7 +197,7 @@ class _Waited:
         return self._seconds
 
     def _work(self) -> tuple[str, str] | None:
-        """How much it has done so far; None if it is at it now (proc(5))."""
+        """Return the CPU time used so far, as the kernel writes it; None while it runs (proc(5))."""
         try:
             fields = self._stat.read_text().rpartition(")")[2].split()
         except OSError:  # it is gone, which its line tells
@@ -205,9 +205,9 @@ class _Waited:
         return None if fields[0] == "R" else (fields[11], fields[12])
 
 
-def _tidied(subject: Subject) -> Finding:
+def _erase_traces(subject: Subject) -> Finding:
     """Return what came of deleting, in a process of its own, what another one has left."""
-    tidying, why = _Watched(subject, _tidy), "nothing was said of it"
+    tidying, why = _Watched(subject, _erase), "nothing was said of it"
     try:
         for finding in tidying.findings():
             if finding.state is not State.WRONG:
@@ -219,7 +219,7 @@ def _tidied(subject: Subject) -> Finding:
     return warning("traces", seen, "It does no harm; delete it once the store answers.")
 
 
-def _tidy(subject: Subject, listener: Listener) -> None:
+def _erase(subject: Subject, listener: Listener) -> None:
     found = []
     for params in (subject.stranger, subject.params):
         listener.at("traces", "", IMPORT if subject.needs_torch else ANSWER)
@@ -237,20 +237,20 @@ def _body(subject: Subject, body: Examine, line: Connection, watcher: Connection
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     signal.alarm(FOR_EVER)
-    told = _Told(line)
+    told = _PipeListener(line)
     try:
         body(subject, told)
-        line.send(_Done())
+        line.send(_End())
     except BrokenPipeError:  # the watching process is gone; all is cleaned up by now
         return
     except ElasticError as exc:
         told.found(wrong("doctor", in_one_line(exc), exc.hint, exc.exit_code))
-        line.send(_Done())
+        line.send(_End())
     except Exception as exc:
         traceback.print_exc()
         advice = "This is a defect of Elastic or of the backend. Please report it with the lines above."
         told.found(wrong("doctor", in_one_line(exc), advice, ExitCode.INTERNAL))
-        line.send(_Done())
+        line.send(_End())
 
 
 @contextlib.contextmanager

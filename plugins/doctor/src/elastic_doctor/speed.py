@@ -1,6 +1,4 @@
-"""How long a heartbeat and a wake-up take, and whether that is fast enough for the limits that a job judges its nodes
-by.
-"""
+"""The times of a heartbeat and of a wake-up, compared with the limits by which a job judges its nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from elastic_doctor.findings import Finding, ok, warning, wrong
 from elastic_doctor.store import OTHER, PATIENCE, At, Waiter
 
 HEARTBEATS, WAKE_UPS = 20, 10
-"""How many are measured, at most."""
+"""The most that are measured."""
 ENOUGH = 2.0
 """Seconds after which no further one is begun."""
 
@@ -57,7 +55,7 @@ def measure_wake_ups(store: RendezvousBackend, second: RendezvousBackend, at: At
 
 
 def judge_heartbeats(seconds: Sequence[float], timing: Timing) -> Finding:
-    """Whether heartbeats that took so long are fast enough."""
+    """Judge by their times whether heartbeats are fast enough."""
     seen, figures = _figures(seconds)
     interval, limit = timing.beat_interval, timing.lost_after
     limits = f"a node heartbeats every {interval:g} s, and is lost after {limit:g} s of silence"
@@ -74,7 +72,7 @@ def judge_heartbeats(seconds: Sequence[float], timing: Timing) -> Finding:
 
 
 def judge_wake_ups(seconds: Sequence[float]) -> Finding:
-    """Whether wake-ups that took so long are fast enough."""
+    """Judge by their times whether wake-ups are fast enough."""
     seen, figures = _figures(seconds)
     limit = f"a node that does not show within {SUSPICION_SECONDS:g} s that it saw an entry is suspected"
     advice = "Use a store nearer to the nodes, or one with less to do."

@@ -68,7 +68,7 @@ class Made:
 
 @dataclass(slots=True)
 class Common:
-    """What the connections of one agent have in common."""
+    """The shared state of the connections of one agent."""
 
     made: dict[str, Made] = field(default_factory=dict)
     """The rows that it has entered or amended."""
@@ -141,7 +141,7 @@ class EtcdBackend(RendezvousBackend):
             self.warnings = (*self.warnings, found)
 
     def _compacted(self) -> bool:
-        """Whether the first revisions are gone."""
+        """Return True if the first revisions are gone."""
         try:
             self._client.call(RANGE, {**_range(self._keys.head), "revision": "2"})
         except RendezvousStateError as exc:
@@ -344,7 +344,7 @@ class EtcdBackend(RendezvousBackend):
         return Cursor(link.index, cursor.roster if not roster else 0 if version is None else version.revision)
 
     def _lags(self, view: View, cursor: Cursor, roster: bool) -> bool:
-        """Whether a waiter with this cursor has seen more than this view shows, or other things."""
+        """Return True if a waiter with this cursor has seen more than this view shows, or other things."""
         now = self._cursor(view, cursor, roster)
         return now.head < cursor.head or (now.head == cursor.head and now.roster < cursor.roster)
 

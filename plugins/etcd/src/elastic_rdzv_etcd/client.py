@@ -54,7 +54,7 @@ class Client:
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
+        """True if :meth:`close` was called."""
         return self._closed.is_set()
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from elastic_rdzv_etcd.gateway import hung_up
 from elastic_rdzv_etcd.members import Members
 
 NO_V2 = "404 page not found"
-"""What a member says that does not serve API v2."""
+"""The answer of a member that does not serve API v2."""
 
 logging.getLogger("etcd").propagate = False  # it logs every error that we report, and some that we do not
 
@@ -92,7 +92,7 @@ class ClientV2:
         self._client: _Client | None = None
         self._site: Site | None = None
         self._served = False
-        """Whether anything has ever been answered here."""
+        """True once a member has answered here."""
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
         self._using = threading.Lock()
@@ -246,7 +246,7 @@ class _Failed(Exception):
         self.final, self.mute = final, mute
 
     def is_final(self, *, enough: bool) -> bool:
-        """Whether to try no more, where the time for members that say nothing is up or not."""
+        """Return True if no further try is due, where the time for members that do not answer is up or not."""
         return self.final or (enough and self.mute)
 
 

@@ -27,7 +27,7 @@ class Cluster(Members):
         self._authenticating = threading.Lock()
         self._token: str | None = None
         self.passwords = options.password is not None
-        """Whether a token is needed; not while the cluster asks for no password."""
+        """True if a token is needed; not while the cluster asks for no password."""
 
     def token(self, gateway: Gateway, timeout: float) -> str | None:
         """Return the token, asked for if there is none; None where none is needed.

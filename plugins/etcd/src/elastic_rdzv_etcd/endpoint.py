@@ -1,4 +1,4 @@
-"""Where etcd is: reading ``HOST[:PORT][,HOST[:PORT]…]``."""
+"""The endpoints of etcd: reading ``HOST[:PORT][,HOST[:PORT]…]``."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How fast a job's heartbeats fill the history that etcd keeps, and whether it is compacted."""
+"""The growth of the history that etcd keeps by a job's heartbeats, and its compaction."""
 
 from __future__ import annotations
 
 from elastic_core.rendezvous.backend import StoreWarning
 
 BYTES_PER_HEARTBEAT = 200
-"""What one heartbeat adds to etcd's history, measured (``docs/performance.md``)."""
+"""The bytes that one heartbeat adds to etcd's history, measured (``docs/performance.md``)."""
 DEFAULT_QUOTA = 2 << 30
 """Bytes after which etcd takes no more writes, unless ``--quota-backend-bytes`` says otherwise
 (https://etcd.io/docs/latest/op-guide/maintenance/#space-quota)."""

@@ -1,4 +1,4 @@
-"""Where the members are: what all connections of one agent share, whichever version of the API they speak.
+"""The members of a cluster, shared by all connections of one agent, for both versions of the API.
 
 Names are looked up when the first connection is made, and again when no known address answers: a resolver can stall for
 many seconds, so a caller waits for it only briefly then, and a late answer is taken when it comes.
@@ -47,7 +47,7 @@ class Members:
         self._endpoints = list(endpoints)
         self._lock = threading.Lock()
         self._known: dict[Endpoint, list[Site]] = {}
-        """What each name stood for when the resolver last knew it."""
+        """The addresses of each name when the resolver last knew it."""
         self._asking: dict[Endpoint, Future[None]] = {}
         self._favourite: Site | None = None
         unknown = self._look_up(LOOK_UP)
@@ -111,7 +111,7 @@ class Members:
 
 
 def _is_unknown(answer: Future[None]) -> bool:
-    """Whether there is no such name."""
+    """Return True if the name does not exist."""
     exc = answer.exception() if answer.done() else None
     return isinstance(exc, UnicodeError) or (isinstance(exc, socket.gaierror) and exc.errno == socket.EAI_NONAME)
 

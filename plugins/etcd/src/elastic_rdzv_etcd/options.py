@@ -42,11 +42,11 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to reach etcd, and as whom. Durations are in seconds."""
+    """The options of a connection to etcd, with the user. Durations are in seconds."""
 
     prefix: str = DEFAULT_PREFIX
     tls: bool | None = None
-    """Whether TLS is asked for by something other than an endpoint's ``https://``; None when nothing says so."""
+    """True if an option other than an endpoint's ``https://`` asks for TLS; None without one."""
     cacert: str | None = None
     cert: str | None = None
     key: str | None = None
@@ -86,7 +86,7 @@ class Options:
         return options
 
     def context(self) -> ssl.SSLContext:
-        """How TLS is spoken: TLS 1.2 or newer, the server's certificate and name checked.
+        """Return the TLS context: TLS 1.2 or newer, the server's certificate and name checked.
 
         Raises:
             UsageError: A file is not there, or is no certificate, no key, or not this certificate's.
@@ -130,7 +130,7 @@ CONF: Mapping[str, str] = {
     "ssl_cert_key": "the same as key",
     "password": "not taken: a command line can be read by every user of the host; use password_file",
 }
-"""What both backends take, each with a line of help."""
+"""The options of both backends, each with a line of help."""
 
 
 def _one_of(config: Mapping[str, str], spellings: tuple[str, ...]) -> str | None:

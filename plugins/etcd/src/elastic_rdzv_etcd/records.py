@@ -55,7 +55,7 @@ class Keys:
 
     @property
     def state(self) -> bytes:
-        """What the keys of both begin with."""
+        """The prefix of the keys of both."""
         return self._key("state", "")
 
     def ledger(self, index: int) -> bytes:
@@ -69,7 +69,7 @@ class Keys:
 
     @property
     def rows(self) -> bytes:
-        """What the keys of all rows begin with."""
+        """The prefix of the keys of all rows."""
         return self._key("row", "")
 
     def row(self, node_id: str) -> bytes:
@@ -78,7 +78,7 @@ class Keys:
 
     @property
     def heartbeats(self) -> bytes:
-        """What the keys of all heartbeats begin with."""
+        """The prefix of the keys of all heartbeats."""
         return self._key("heartbeat", "")
 
     def heartbeat(self, node_id: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What an etcd member says when it does not do what it was asked: read, sorted, and put into words.
+"""The errors of an etcd member: parsed, classified, and put into words.
 
 The gateway answers with an HTTP status and ``{"error": …, "message": …, "code": N}``, N being gRPC's status code
 (https://grpc.github.io/grpc/core/md_doc_statuscodes.html); the texts are those of etcd's ``rpctypes``.
@@ -20,7 +20,7 @@ SPEAKS_NO_V3 = (
 
 
 class Kind(enum.Enum):
-    """What follows from a refusal."""
+    """The consequence of an error."""
 
     PASSING = enum.auto()
     """Another member, or the same one a moment later, may do it."""

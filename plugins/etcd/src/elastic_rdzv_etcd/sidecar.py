@@ -18,7 +18,7 @@ from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_rdzv_etcd import sidecar_main
 
 BINARY_VARIABLES = ("ELASTIC_ETCD_BINARY", "TORCHELASTIC_ETCD_BINARY_PATH")
-"""Where the environment names the binary; the second is torch's."""
+"""The variables that name the binary; the second is torch's."""
 START_TIMEOUT = 60.0
 """Seconds until a sidecar that has said nothing counts as hanging."""
 END_TIMEOUT = 5.0

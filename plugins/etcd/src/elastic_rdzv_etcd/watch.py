@@ -24,7 +24,7 @@ WATCH, RANGE = "/v3/watch", "/v3/kv/range"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a key held, and the revision at which it was written."""
+    """The value of a key, and the revision at which it was written."""
 
     value: bytes
     revision: int
@@ -59,7 +59,7 @@ class View:
 
 
 class Watch:
-    """What happens to some keys.
+    """A watch of some keys.
 
     Args:
         client: Whose cluster; the stream has a connection of its own.
@@ -92,7 +92,7 @@ class Watch:
 
     @property
     def told(self) -> bool:
-        """Whether it has told of anything, or has ended only because it began too early."""
+        """Return True if the watch has had an event, or has ended only because it began too early."""
         return self._spoken
 
     @property

@@ -9,7 +9,7 @@ from elastic_rdzv_etcd.backend_v2 import EtcdV2Backend
 
 
 def parameters(endpoint: str, run_id: str = "job", **config: str) -> RendezvousParameters:
-    """What core gives a backend."""
+    """Return the parameters that core passes to a backend."""
     return RendezvousParameters(
         backend="etcd", endpoint=endpoint, run_id=run_id, min_nodes=1, max_nodes=2, config=config
     )

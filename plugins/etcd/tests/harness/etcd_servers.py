@@ -41,7 +41,7 @@ class Etcd:
 
     @property
     def endpoint(self) -> str:
-        """What clients call it."""
+        """The endpoint for clients."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> Etcd:
@@ -64,7 +64,7 @@ class Etcd:
 
     @property
     def data(self) -> Path:
-        """What it keeps."""
+        """The directory of its data."""
         return self.folder / f"{self.name}.data"
 
     def serving(self) -> Etcd:
@@ -115,11 +115,11 @@ class Etcd:
         shutil.rmtree(self.data)
 
     def leads(self) -> bool:
-        """Whether it is its cluster's leader."""
+        """Return True if it is its cluster's leader."""
         return re.search(rb"^etcd_server_is_leader 1$", self._page("metrics"), re.M) is not None
 
     def operations(self) -> dict[str, int]:
-        """How often each method of gRPC was begun since it started, by name; the gateway's calls are such."""
+        """Return the count of each method of gRPC since the start, by name; the gateway's calls are included."""
         text = self._page("metrics").decode()
         ours = r'^grpc_server_started_total\{grpc_method="(\w+)",grpc_service="etcdserverpb\.\w+".*\} (\d+)'
         found = re.findall(ours, text, re.M)  # health, which is gRPC's own, has a method Watch too
@@ -185,7 +185,7 @@ def administer(
 
 
 def asked(server: Etcd, path: str, body: Mapping[str, object]) -> dict[str, Any]:
-    """What a server answers over its JSON gateway."""
+    """Return a server's answer over its JSON gateway."""
     with urllib.request.urlopen(f"http://{server.endpoint}{path}", json.dumps(body).encode(), PATIENCE) as answer:
         said: dict[str, Any] = json.load(answer)
         return said
@@ -206,7 +206,7 @@ def refusing_port() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """A port of this host on which nobody listens."""
+    """A port of this host without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -78,7 +78,7 @@ class FileBackend(RendezvousBackend):
         self._poll_interval = poll_interval
         self._alarm = Alarm(poll_interval)
         self._known: dict[str, Mark] = {}
-        """Where rows were last seen, by name: most are still there, and need not be searched for."""
+        """The last known places of rows, by name: most are still there, and need not be searched for."""
 
     @classmethod
     def open(

@@ -152,7 +152,7 @@ def overwrite(path: str, content: bytes) -> bool:
 
 
 def present(path: str) -> bool:
-    """Whether there is something of this name."""
+    """Return True if a file of this name exists."""
     for _ in range(2):
         with suppress(FileNotFoundError):
             os.lstat(path)

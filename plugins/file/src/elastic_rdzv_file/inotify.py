@@ -50,7 +50,7 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM, 
 
 
 def told(directory: str) -> bool:
-    """Whether every change in ``directory`` is made through this host's kernel, which then tells of it.
+    """Return True if every change in ``directory`` is made through this host's kernel, which then reports it.
 
     Raises:
         OSError: There is no such directory.
@@ -61,7 +61,7 @@ def told(directory: str) -> bool:
 
 
 class Alarm:
-    """What one thread sleeps on: until a watched directory changes, time is up, or another thread calls :meth:`close`.
+    """The wait of one thread: until a watched directory changes, time is up, or another thread calls :meth:`close`.
 
     Args:
         poll_interval: Seconds to sleep at most, changes or not; None to be told of them where that is possible.

@@ -13,7 +13,7 @@ from elastic_rdzv_file.disk import PLANTED, Numbered, store_errors
 
 
 class JobDirectory:
-    """Where things are in one job's directory, and what its connections remember together.
+    """The paths in one job's directory, and the shared memory of its connections.
 
     Args:
         directory: Where.

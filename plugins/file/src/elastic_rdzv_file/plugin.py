@@ -1,4 +1,4 @@
-"""What core asks of the ``file`` backend: its options, and a connection to a job's directory."""
+"""The hooks of the ``file`` backend: its options, and a connection to a job's directory."""
 
 from __future__ import annotations
 

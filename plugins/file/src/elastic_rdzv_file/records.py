@@ -1,4 +1,4 @@
-"""How the ``file`` backend spells rows and heartbeats. Nothing here touches a file."""
+"""The encoding of the ``file`` backend: rows and heartbeats. Nothing here touches a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Mark:
 
     @property
     def key(self) -> str:
-        """What stays the same while the revision grows."""
+        """The part that stays the same while the revision grows."""
         return f"{self.serial:08d}-{self.name}"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Where the ranks of a job on this host are, for ``elastic stacks`` of a job that has no store to ask over.
+"""The places of the ranks of a job on this host, for ``elastic stacks`` of a job that has no store to ask over.
 
 Workers are found by the environment with which they were started, in ``/proc``. No agent takes part.
 """

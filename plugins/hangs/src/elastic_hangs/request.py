@@ -20,7 +20,7 @@ LOOK_SECONDS = 1.0  # how long one wait for the store takes
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where the ranks of a job are.
+    """The places of the ranks of a job.
 
     Attributes:
         report: The leader's report.

@@ -54,7 +54,7 @@ _HANDLER_FILE = "elastic_core/worker/stack_dump.py"  # of the handler in Python
 
 @dataclass(frozen=True, slots=True)
 class ProcessStacks:
-    """Where a process is.
+    """The stacks of a process, and its state.
 
     Attributes:
         pid: Its number.
@@ -72,7 +72,7 @@ class ProcessStacks:
 
     @property
     def place(self) -> str:
-        """Where the process is, in one line: the innermost call, and the line of the user's program that led there."""
+        """The place in one line: the innermost call, and the line of the user's program that led there."""
         if not self.main:
             where = f", in {self.wchan}" if self.wchan else ""
             return f"{NO_STACK}: {self.state}{where}" if self.state else "the process is gone"
@@ -174,7 +174,7 @@ def _await_answers(requests: Mapping[int, _Request], deadline: float) -> None:
 
 
 def _waits(pid: int, ran: int) -> bool:
-    """Whether the main thread of a process waits, and has not run since it had run for so many nanoseconds.
+    """Return True if the main thread of a process waits, and has not run since it had run for so many nanoseconds.
 
     A stopped one does not: it may have been stopped in the middle of Python code, and would answer when it goes on.
     """
@@ -305,5 +305,5 @@ def _open_file(pid: int) -> int | None:
 
 
 def _handles_requests(pid: int) -> bool:
-    """Whether a process has handlers for all three signals; it does not from its last ``atexit`` function on."""
+    """Return True if a process has handlers for all three signals; it does not from its last ``atexit`` function on."""
     return catches(pid, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING)

@@ -44,7 +44,7 @@ class Signs:
 
 
 def makes_progress(signs: Signs, now: float, window: float) -> bool:
-    """Whether a worker has shown progress within the window.
+    """Return True if a worker has shown progress within the window.
 
     A worker whose steps are known must come to a new one, or print. Any other must print, or use a CPU.
     """
@@ -60,7 +60,7 @@ def window_seconds(given: float | None, longest_step: float | None) -> float:
 
 
 def steps_advance(age: float, window: float, longest_step: float | None) -> bool:
-    """Whether a job whose newest step is ``age`` seconds old still comes to new steps, as far as that can be told.
+    """Return True if a job whose newest step is ``age`` seconds old still makes steps, as far as can be known.
 
     If it hangs, that step is as old as the window, less the step in which it began to hang, and two looks. A rank whose
     steps are not known may be suspected before, since its window knows nothing of the longest step.
@@ -75,13 +75,13 @@ def hang_check_interval(window: float) -> float:
 
 
 def uses_cpu(seconds: float, elapsed: float, share: float = CPU_SHARE) -> bool:
-    """Whether a process that has used a CPU for so many of the ``elapsed`` seconds does more than wait."""
+    """Return True if a process that used a CPU for so many of the ``elapsed`` seconds does more than wait."""
     return seconds > max(share * elapsed, CPU_TICK_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a worker has used until an instant of the monotonic clock; numbers as of ``used_by_trees``."""
+    """The resources that a worker has used until a monotonic instant; numbers as of ``used_by_trees``."""
 
     at: float
     cpu: float
@@ -96,11 +96,11 @@ class Use:
         return Use(*(mine + new - old for mine, old, new in pairs))
 
     def saves_since(self, before: Use) -> bool:
-        """Whether the worker has read from disks since then, or written to them, as for a checkpoint."""
+        """Return True if the worker has read from disks since then, or written to them, as for a checkpoint."""
         return self.disk - before.disk >= DISK_BYTES_PER_SECOND * (self.at - before.at)
 
     def may_work_since(self, before: Use, waits_in: str) -> bool:
-        """Whether it may have worked: used CPUs, moved or received data, or waits for a disk that still moves data."""
+        """Return True if it may have worked: it used CPUs, moved data, or waits for a disk that still moves data."""
         elapsed, sleeps = self.at - before.at, waits_in.startswith(_SLEEPS)
         calls, wakes = self.calls - before.calls, 0 if sleeps else self.waits - before.waits
         few = CALLS_PER_SECOND * elapsed + FEW_CALLS
@@ -179,7 +179,7 @@ class HangWatch:
         return window if self.silent else 0.0
 
     def advances(self) -> bool:
-        """Whether a worker here came to a new step lately, so that the job does not hang."""
+        """Return True if a worker here came to a new step lately, so that the job does not hang."""
         ages = [age for reached, age in self.round.newest_progress().values() if reached.position is not None]
         return bool(ages) and steps_advance(min(ages), self.window, self.round.longest_step())
 
@@ -188,7 +188,7 @@ class HangWatch:
         return {rank: reached.position for rank, (reached, _) in self.round.newest_progress().items()}
 
     def prints(self, rank: int) -> bool:
-        """Whether a worker here has printed since long before the end of the window."""
+        """Return True if a worker here has printed since long before the end of the window."""
         age = self.now() - self._seen[rank].printed_at if rank in self._seen else math.inf
         return steps_advance(age, self.window, self.round.longest_step())
 

@@ -1,4 +1,4 @@
-"""What a check that is a process prints, and its exit code: the JSON form that ``elastic_health.checks`` reads."""
+"""The output of a check that is a process, and its exit code: the JSON form that ``elastic_health.checks`` reads."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class MemoryWait:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process has ended, or is of a run of Elastic's, so that its memory may soon be free."""
+    """Return True if a process has ended, or is of a run of Elastic's, so that its memory may soon be free."""
     if state_of(pid) in ("", "Z", "X"):
         return True
     try:
@@ -126,7 +126,7 @@ def is_ending(pid: int) -> bool:
 
 
 def is_of_round(pid: int, run_uid: str, round: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a process belongs to this round of the run, or a later one: a worker of another agent on this host."""
+    """Return True if a process belongs to this round of the run or a later one: a worker of another agent here."""
     with contextlib.suppress(OSError, ValueError):
         environ = (proc / str(pid) / "environ").read_bytes().split(b"\0")
         named = dict(part.split(b"=", 1) for part in environ if b"=" in part)

@@ -77,7 +77,7 @@ class NodeHealth:
 
 
 def _may_have_gpus() -> bool:
-    """Whether anything here can tell of GPUs; microseconds."""
+    """Return True if there is a way to find GPUs here; takes microseconds."""
     return bool(shutil.which("nvidia-smi") or os.path.isdir("/sys/class/kfd/kfd/proc") or find_spec("pynvml"))
 
 

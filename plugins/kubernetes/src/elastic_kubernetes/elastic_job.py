@@ -40,7 +40,7 @@ _ENDPOINT = re.compile(rf"(?:[a-z][a-z0-9+-]*://)?(?:[^@/\s<>]*@)?{_HOST}(?:,(?:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticJob:
-    """What an ElasticJob says."""
+    """The contents of an ElasticJob."""
 
     name: str
     namespace: str | None

@@ -14,7 +14,7 @@ from elastic_kubernetes.pod_template import LAUNCHER, Launch, PodOptions, find_l
 Manifest = dict[str, Any]
 
 REPLACEMENTS = 1000
-"""How often the pod of one index may fail for reasons of its own before the index is given up.
+"""The most failures of the pod of one index, for reasons of its own, before the index is given up.
 
 A Job that has given up an index fails, although the other pods have trained to the end: the Job controller looks at
 failed indexes before it looks at ``successPolicy``. The wait before a replacement grows to ten minutes, so that 1000 of
@@ -150,7 +150,7 @@ TARGETS: Mapping[str, Callable[[ElasticJob, PodOptions], list[Manifest]]] = {
     "jobset": as_jobset,
     "trainjob": as_trainjob,
 }
-"""What ``elastic render --to`` takes."""
+"""The values of ``elastic render --to``."""
 
 
 def warnings_for(job: ElasticJob, options: PodOptions, target: str) -> list[str]:
@@ -237,7 +237,7 @@ def _job_spec(job: ElasticJob, template: Manifest) -> Manifest:
 
 
 def _job_policies(job: ElasticJob, container: str) -> Manifest:
-    """Return what follows the end of a pod, by the exit codes of ``elastic run`` (docs/exit_codes.md)."""
+    """Return what follows the end of a pod, by the exit codes of ``elastic run`` (docs/reference/exit_codes.md)."""
     policies: Manifest = {
         "backoffLimitPerIndex": REPLACEMENTS,
         # The job has trained to its end when as many nodes say so as it needs. Pods that still wait for a machine are

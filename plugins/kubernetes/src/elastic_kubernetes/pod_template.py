@@ -25,16 +25,16 @@ SHARED_MEMORY, SHARED_MEMORY_PATH = "shared-memory", "/dev/shm"
 GRACE_PERIOD_SECONDS = 120
 """``terminationGracePeriodSeconds``, where the ElasticJob has none."""
 SHUTDOWN_SECONDS = 30
-"""What workers that did not stop together get between SIGTERM and SIGKILL."""
+"""The time between SIGTERM and SIGKILL for workers that did not stop together."""
 JOIN_SECONDS = 86_400
-"""How long pods wait for the minimum of nodes: a cluster may have no machine for the next one yet."""
+"""The wait of pods for the minimum of nodes: a cluster may have no machine for the next one yet."""
 AGENT_SECONDS = 10
-"""What the agent needs besides, to say that it leaves and to end its observers."""
+"""The time that the agent needs besides, to announce that it leaves and to end its observers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodOptions:
-    """What the command line says about the pod. Sizes are in bytes."""
+    """The options of the command line for the pod. Sizes are in bytes."""
 
     backend: str
     image: str | None = None
@@ -44,7 +44,7 @@ class PodOptions:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a container launches: by ``elastic run``, or by a command of its own that calls it."""
+    """The launch of a container: by ``elastic run``, or by a command of its own that calls it."""
 
     command: tuple[str, ...]
     args: tuple[str, ...]

@@ -39,7 +39,7 @@ MOST_SECONDS = 2**31 - 1  # of a remaining time, at most, by the CRD
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a TrainJob's status is sent."""
+    """The server that takes a TrainJob's status."""
 
     url: str
     ca_cert: Path
@@ -94,7 +94,7 @@ class StatusRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What is known of a training. Pure: events change it, and a status shows it."""
+    """The known state of a training. Pure: events change it, and a status shows it."""
 
     steps: int | None = None  # of the whole training; None if that is not known
     step: int | None = None

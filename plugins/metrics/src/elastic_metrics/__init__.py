@@ -1,4 +1,4 @@
-"""What happens in a run, for programs: two observers that are on once installed.
+"""The events of a run, for programs: two observers that are on once installed.
 
 General layout:
 

@@ -102,7 +102,7 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port of the listener."""
         return self._server.server_port
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elastic_core.protocol.roster import NodeInfo
 
 KEPT = 1_000
-"""How many events may come before the run starts, and with it a place to write them to; the oldest are dropped."""
+"""The most events before the run starts, and with it a place to write them to; the oldest are dropped."""
 
 
 class EventsNotWrittenError(ElasticError):

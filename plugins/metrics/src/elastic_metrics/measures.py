@@ -24,7 +24,7 @@ BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 @dataclass(frozen=True, slots=True)
 class Recoveries:
-    """How long recoveries took: how many fell into each bucket (not those below), and the sum in seconds."""
+    """A histogram of recovery times: the count in each bucket (not those below), and the sum in seconds."""
 
     counts: tuple[int, ...] = (0,) * (len(BUCKETS) + 1)
     total: float = 0.0
@@ -38,7 +38,7 @@ class Recoveries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """What is known after some events. Numbers are of the newest round, and of the job unless they say *local*."""
+    """The measures after some events. Numbers are of the newest round, and of the job unless they say *local*."""
 
     round: int = 0
     nodes: int = 0
@@ -56,7 +56,7 @@ class Measures:
     events: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Local, by name and level."""
     placed: bool = False
-    """Whether this node has a place in the newest round."""
+    """True if this node has a place in the newest round."""
     cause: str | None = None
     """Why the newest round came; None for the first."""
     trouble_at: float | None = None

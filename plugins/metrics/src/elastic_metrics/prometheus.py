@@ -37,7 +37,7 @@ class EndpointError(ElasticError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to listen, as the environment asks for it."""
+    """The address to listen at, as the environment sets it."""
 
     address: str
     port: int
@@ -58,7 +58,7 @@ class Place:
         return cls(address, int(text)) if int(text) else None
 
     def of_slot(self, slot: int) -> Place:
-        """Where the agent in this slot of its host listens.
+        """Return the address at which the agent in this slot of its host listens.
 
         Raises:
             EndpointError: There are no more ports.

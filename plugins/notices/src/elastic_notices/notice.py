@@ -1,4 +1,4 @@
-"""What a metadata service has said about this machine, and what asks it."""
+"""The notices of a metadata service about this machine, and the client that reads them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """The name of the service in messages."""
 
     @property
     def advice(self) -> str:
-        """What a user can do where the service does not answer: a sentence, or ''."""
+        """The advice to a user where the service does not answer: a sentence, or ''."""
 
     def look(self) -> Sequence[Notice] | None:
         """Ask once, and return what is announced now; None if the machine is none that gets notices.

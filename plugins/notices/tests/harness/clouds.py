@@ -153,7 +153,10 @@ def cloud() -> Iterator[Cloud]:
         yield state
     finally:
         with state.changed:
-            state.values |= {"preempted": "FALSE ", "maintenance-event": "NONE "}  # nobody waits for a change any more
+            state.values |= {
+                "preempted": "FALSE ",
+                "maintenance-event": "NONE ",
+            }  # no client waits any more
             state.changed.notify_all()
         server.shutdown()
         server.server_close()

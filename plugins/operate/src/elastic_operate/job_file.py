@@ -68,7 +68,7 @@ class JobFile:
 
     @property
     def is_stale(self) -> bool:
-        """Whether its agent is known to be gone."""
+        """True if its agent is known to be gone."""
         return self.kernel == kernel() and running_process(self.pid) != (self.pid, self.started)
 
 

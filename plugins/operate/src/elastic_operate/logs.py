@@ -40,20 +40,20 @@ class Log:
 
     @property
     def label(self) -> str:
-        """What stands before each of its lines."""
+        """The prefix of each of its lines."""
         return f"[round {self.round}, rank {self.rank}, {self.stream}] "
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to print; None for all."""
+    """The files to print; None for all."""
 
     round: int | None = None
     rank: int | None = None
     stream: str | None = None
 
     def takes(self, log: Log) -> bool:
-        """Whether a file is to be printed."""
+        """Return True if a file is to be printed."""
         return all(
             wanted in (None, found)
             for wanted, found in ((self.round, log.round), (self.rank, log.rank), (self.stream, log.stream))

@@ -26,7 +26,7 @@ _SINCE: Mapping[str, tuple[Callable[[History, Incident], Sequence[Failure]], str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How many restarts there are. Exactly one of the other fields is set.
+    """A budget of restarts. Exactly one of the other fields is set.
 
     Attributes:
         window: Seconds within which restarts are counted.

@@ -11,7 +11,7 @@ from elastic_core.config.parse import switch
 
 
 def has_budget(failure_policy: str) -> bool:
-    """Whether the text of ``--failure_policy`` names a budget of restarts."""
+    """Return True if the text of ``--failure_policy`` names a budget of restarts."""
     parts = ["".join(part.split()) for part in failure_policy.split(",")]
     return any(part.startswith("budget=") and part != "budget=off" for part in parts)
 

@@ -1,4 +1,4 @@
-"""Whether a job cannot succeed: one pure function, and the table of its rules.
+"""The judgement that a job cannot succeed: one pure function, and the table of its rules.
 
 A round that failed is *alike* another one if its failure has the same exception (without one: the same exit code) at
 the same line of the program, with the same message but for numbers, on whatever rank; or if both lost a peer, or a rank
@@ -113,14 +113,14 @@ def _find_progress(rounds: Sequence[Failure]) -> Iterator[bool]:
 
 
 def _is_at_one_step(rounds: Sequence[Judged]) -> bool:
-    """Whether rounds ended at one step, without progress after the first of them."""
+    """Return True if rounds ended at one step, without progress after the first of them."""
     steps = [failure.step for failure, _ in rounds]
     progressed = any(progressed for _, progressed in rounds[1:])
     return not progressed and all(is_same_step(steps[0], step) for step in steps)
 
 
 def _fails_at_one_point(rounds: Sequence[Judged]) -> bool:
-    """Whether rounds without a step took about as long, and nothing moved in any; an unknown length fits all."""
+    """Return True if rounds without a step took about as long, and nothing moved in any; an unknown length fits all."""
     times = [failure.after for failure, _ in rounds if failure.after is not None]
     if any(progressed or failure.moved for failure, progressed in rounds):
         return False

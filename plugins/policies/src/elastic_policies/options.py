@@ -33,7 +33,7 @@ POLICIES: Mapping[str, ModuleType] = {
 }
 """Every policy by name: a module with NAME, FORM, ``parse`` and ``judge``, in the order in which they are asked."""
 DEFAULTS = "nan_loss=stop,torn_checkpoint=2,no_progress=3/5,quarantine=3/1h:30m"
-"""What is on without ``--failure_policy``, besides ``--max_restarts``, which is core's."""
+"""The policies without ``--failure_policy``, besides ``--max_restarts``, which is core's."""
 OFF = "off"
 
 

@@ -1,4 +1,4 @@
-"""What the policies ask about the failures that the ledger remembers."""
+"""Questions of the policies about the failures that the ledger remembers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = [
 
 
 def is_failure(incident: Incident) -> bool:
-    """Whether workers failed; the protocol handles all other incidents without a restart being spent."""
+    """Return True if workers failed; the protocol handles all other incidents without a restart being spent."""
     return incident.kind in SPENDS_A_RESTART
 
 
 def failed_alike(failure: Failure, incident: Incident) -> bool:
-    """Whether the exception, its place and its message without numbers are the same, on whatever rank."""
+    """Return True if the exception, its place and its message without numbers are the same, on whatever rank."""
     return failure.signature == as_record(incident).signature
 
 
 def is_same_host(failure: Failure, incident: Incident) -> bool:
-    """Whether the hosts are the same, by name."""
+    """Return True if the hosts are the same, by name."""
     return failure.host == as_record(incident).host
 
 
@@ -40,7 +40,7 @@ def within(history: History, seconds: float) -> list[Failure]:
 
 
 def is_preemption(failure: Failure) -> bool:
-    """Whether the scheduler ended the worker, which is held against no budget but that of preemptions."""
+    """Return True if the scheduler ended the worker, which no budget counts but that of preemptions."""
     return failure.failure_class is FailureClass.PREEMPTION
 
 

@@ -16,7 +16,7 @@ FORM = "N/DURATION, such as 20/1h: the job ends at the preemption after the N-th
 
 @dataclass(frozen=True, slots=True)
 class Preemptions:
-    """How many preemptions of workers there may be within ``window`` seconds."""
+    """A limit of preemptions of workers within ``window`` seconds."""
 
     most: int
     window: float

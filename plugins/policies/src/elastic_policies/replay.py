@@ -1,4 +1,4 @@
-"""What other policies would have decided about the failures of a past run, from its ``verdict`` events."""
+"""The verdicts that other policies would have given on the failures of a past run, from its ``verdict`` events."""
 
 from __future__ import annotations
 

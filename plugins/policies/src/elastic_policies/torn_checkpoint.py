@@ -92,14 +92,14 @@ def _folder(place: str) -> str:
 
 
 def _is_of_reader(incident: Incident) -> bool:
-    """Whether a failure is that of a reader which meets a part of a checkpoint: no lack of memory, no other program."""
+    """Return True if the reader of a part of a checkpoint failed: no lack of memory, no other program."""
     if incident.exception.rpartition(".")[2] in TYPES:
         return True
     return incident.explanation.name == NOT_LOADED and OTHER_MODEL not in incident.message
 
 
 def _is_barren(failure: Failure) -> bool:
-    """Whether a life has made no step and no checkpoint, as far as that is known."""
+    """Return True if a life has made no step and no checkpoint, as far as that is known."""
     return failure.step is None and not failure.new_checkpoint and not failure.moved
 
 

@@ -1,4 +1,4 @@
-"""What these tests share: failures in a few words."""
+"""Short constructors of failures for these tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def history(
     new_checkpoint: bool = False,
     moved: bool = False,
 ) -> History:
-    """What the ledger remembers, oldest first."""
+    """Return the failures that the ledger remembers, oldest first."""
     spent = len(failures) if restarts is None else restarts
     return History(
         restarts=spent,

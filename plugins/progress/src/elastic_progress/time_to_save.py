@@ -10,7 +10,7 @@ from elastic_core.monitors import PlannedStop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeToSave:
-    """What became of the state of a round, as far as this node knows. None: not known.
+    """The outcome of saving the state of a round, as far as this node knows it. None: not known.
 
     Attributes:
         round: The round.

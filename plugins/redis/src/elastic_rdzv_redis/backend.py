@@ -62,13 +62,13 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What was there, and the last strokes of the ledger's bell and the roster's that had told of it."""
+    """A view of the store, with the last notifications of ledger and roster before it."""
 
     cursor: Cursor
     strokes: tuple[bytes, bytes]
 
     def differs(self, cursor: Cursor, roster: bool) -> bool:
-        """Whether a waiter with this cursor has something to see."""
+        """Return True if the view is news to a waiter with this cursor."""
         return self.cursor.head != cursor.head or (roster and self.cursor.roster != cursor.roster)
 
     def after(self, bell: int, stroke: bytes, now: int) -> _Look:

@@ -1,4 +1,4 @@
-"""How many clients a Redis server takes, and whether a job fits."""
+"""The number of clients that a Redis server takes, compared with that of a job."""
 
 from __future__ import annotations
 

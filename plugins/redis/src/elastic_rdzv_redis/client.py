@@ -34,10 +34,10 @@ _HINTS = {
     "max number of clients reached": "Raise the server's maxclients, and its limit of open files: a node of a job has "
     "4 connections.",
 }
-"""What to do about what a server answers with, by the first word of the answer."""
+"""The advice for an error of a server, by its first word."""
 
 _ECHO = ", with args beginning with"
-"""Where a server that knows no AUTH begins to repeat what it was sent: the password."""
+"""The words before which a server without AUTH repeats its arguments: the password."""
 
 
 class _Line(AbstractConnection):

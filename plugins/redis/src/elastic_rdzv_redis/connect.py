@@ -28,11 +28,11 @@ class Master:
 
     client: Client
     host: HostPort | None
-    """Where it is; None for the endpoint's unix socket."""
+    """Its address; None for the endpoint's unix socket."""
     replicas: int
     """Replicas that were connected to it."""
     guarded: bool
-    """Whether it refuses writes that too few replicas would have (min-replicas-to-write)."""
+    """True if it refuses writes that too few replicas would have (min-replicas-to-write)."""
 
 
 class Dialler:
@@ -41,7 +41,7 @@ class Dialler:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._addresses: dict[HostPort, list[Any]] = {}
-        """What names stood for when they were last looked up."""
+        """The addresses of names when they were last looked up."""
         self._context = None if options.tls is None else _tls_context(options)
 
     def dial(self) -> Master:
@@ -56,7 +56,7 @@ class Dialler:
         return self._to_master(next(iter(self.options.endpoint.hosts), None), "", deadline)
 
     def names(self, host: HostPort | None) -> bool:
-        """Whether a majority of the sentinels names this server as the master; True where there are no sentinels.
+        """Return True if a majority of the sentinels names this server as the master, or there are no sentinels.
 
         Two servers cannot both be named: to replace a master takes the majority of the sentinels.
         """
@@ -72,7 +72,7 @@ class Dialler:
         return 2 * found > len(sentinels)
 
     def _same(self, named: HostPort, host: HostPort) -> bool:
-        """Whether two sentinels' names are one server's."""
+        """Return True if two names are those of one server."""
         if named == host:
             return True
         if named.port != host.port:
@@ -123,7 +123,7 @@ class Dialler:
         ) from failures[-1]
 
     def _named_by(self, sentinel: HostPort, name: str, deadline: float) -> HostPort:
-        """Where a sentinel says that the master is."""
+        """Return the address of the master as a sentinel names it."""
         until = _halfway(deadline)  # what one that hangs may take from the others
         client = self._client(sentinel, self.options.sentinel_credentials, until, whose=" (sentinel)")
         with contextlib.closing(client):
@@ -291,7 +291,7 @@ def _check_fitness(client: Client) -> dict[str, str]:
 
 
 def _tls_context(options: Options) -> ssl.SSLContext:
-    """How to speak TLS with this server.
+    """Return the TLS context for this server.
 
     Raises:
         UsageError: A file holds something else.

@@ -1,4 +1,4 @@
-"""Where the server is: reading what users write, and never writing a password back."""
+"""The address of the server: reading what users write, and never writing a password back."""
 
 from __future__ import annotations
 

@@ -37,12 +37,12 @@ CONF: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Who this client is, to a server or to its sentinels."""
+    """The credentials of this client, for a server or its sentinels."""
 
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     file: Path | None = None
-    """Where the password is, instead."""
+    """The file that has the password, in its place."""
     option: str = "password_file"
     """The key of ``--rdzv_conf`` that names such a file."""
     variable: str = PASSWORD
@@ -82,7 +82,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the user said, read. Durations are in seconds."""
+    """The options of the user, parsed. Durations are in seconds."""
 
     endpoint: Endpoint
     credentials: Credentials = Credentials()

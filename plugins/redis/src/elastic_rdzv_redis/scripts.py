@@ -1,4 +1,4 @@
-"""What the server does in one atomic step each, in Lua. All take the same four keys, in the order of ``Keys``.
+"""The scripts of the server, one atomic step each, in Lua. All take the same four keys, in the order of ``Keys``.
 
 * ``KEYS[1]``, the ledger: a hash of ``N`` → entry n; and ``head`` → the newest index.
 * ``KEYS[2]``, the roster: a hash of ``n:ID`` → ``SERIAL REVISION``, ``v:ID`` → the value, ``b:ID`` → the heartbeat;
@@ -25,7 +25,7 @@ OVERSIZED = MAX_VALUE_BYTES + 1
 """The most bytes of a row's value that are read: enough to see that it has too many."""
 
 NOT_PERMITTED = ("NOPERM", "can't run this command", "can't access", "ACL failure")
-"""What a script is told that its user may not do, by Redis 6, twice by Redis 7.0, and by later ones and Valkey."""
+"""The errors of a script without permission: by Redis 6, twice by Redis 7.0, and by later ones and Valkey."""
 
 _PRELUDE = f"""
 local ledger, roster, ledger_bell, roster_bell = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -65,7 +65,7 @@ class Script:
 
     @cached_property
     def text(self) -> str:
-        """What the server runs."""
+        """The source that the server runs."""
         return _PRELUDE + self.body
 
     @cached_property
@@ -161,7 +161,7 @@ local entry = redis.call('HGET', ledger, ARGV[1])
 local header = entry and string.match(entry, '^[^\\n]*\\n')
 if header and header ~= entry then redis.call('HSET', ledger, ARGV[1], header) end
 """)
-"""What is left of an entry is its header, with its id."""
+"""An entry keeps only its header, which has its id."""
 
 ERASE = Script("""
 for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, 0) end

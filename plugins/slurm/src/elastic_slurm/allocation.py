@@ -1,4 +1,4 @@
-"""What Slurm's variables say of the job, the step and the node in which this process runs."""
+"""Slurm's variables about the job, the step and the node in which this process runs."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _list_of(here: Allocation) -> str:
 
 
 def _is_array_of_nodes(here: Allocation, given: Mapping[str, object]) -> bool:
-    """Whether the tasks of this job array are nodes of one job: the user gives all of them the array's id."""
+    """Return True if the tasks of this job array are nodes of one job: the user gives all of them the array's id."""
     return here.array is not None and given.get("rdzv_id") == here.array
 
 

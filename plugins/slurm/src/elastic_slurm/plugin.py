@@ -1,4 +1,4 @@
-"""What core asks inside a Slurm job: the defaults of flags."""
+"""The hooks of core inside a Slurm job: the defaults of flags."""
 
 from __future__ import annotations
 

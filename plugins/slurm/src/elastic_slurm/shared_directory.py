@@ -1,4 +1,4 @@
-"""Whether a directory is on a file system that all nodes of a cluster see, by the type of its mount.
+"""Detection of file systems that all nodes of a cluster see, by the type of a directory's mount.
 
 The type is the same on all nodes, at any time, and needs no other node: a node that comes alone, or comes back, decides
 as the others did. (A directory that the automounter brings has its type only once something has looked at it, so each

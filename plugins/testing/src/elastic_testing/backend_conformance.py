@@ -50,4 +50,4 @@ class BackendConformance(
     JobConformance,
     RunConformance,
 ):
-    """What every backend must pass. Override the fixture ``make_backend``: a function from a run id to a connection."""
+    """Tests of every backend. Override the fixture ``make_backend``: a function from a run id to a connection."""

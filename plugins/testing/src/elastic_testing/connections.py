@@ -1,4 +1,4 @@
-"""What every backend suite stands on: connections that are closed in the end, and a few things to do with them."""
+"""Helpers of every backend suite: connections that are closed in the end, and a few operations on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a store is hurt: what an author says once, so that the suites can do it at any instant.
+"""Faults of a store: an author defines them once, and the suites inject them at any instant.
 
 * A :class:`BadLine` loses a request or its reply, or holds it for as long as a test wants: the connection stays open,
   and nothing passes, as where a server is stopped or a route drops packets. :class:`LossyProxy` is one for every store
@@ -31,7 +31,7 @@ RELEASED_WITHIN = 60.0
 
 
 class Lost(enum.Enum):
-    """What a bad line loses."""
+    """The message that a bad line loses."""
 
     REQUEST = "request"
     """The store never sees it."""
@@ -40,17 +40,17 @@ class Lost(enum.Enum):
 
 
 class Data(enum.Enum):
-    """What a store is restarted with."""
+    """The data that a store is restarted with."""
 
     KEPT = "kept"
     """All that it has acknowledged."""
     COPY = "copy"
-    """What it held at the last :meth:`Keeper.copy`: its last writes are gone."""
+    """The contents at the last :meth:`Keeper.copy`: its last writes are gone."""
     EMPTY = "empty"
 
 
 class BadLine(ABC):
-    """What lies between the connections under test and the store. Counts requests, of all connections together."""
+    """A faulty line between the connections under test and the store. Counts requests of all connections together."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -63,11 +63,11 @@ class BadLine(ABC):
         self._lost: Lost | None = None
         self._left = 0
         self.requests = 0
-        """How many have come so far."""
+        """The number of requests so far."""
         self.spoilt = False
-        """Whether something was lost since :meth:`lose` was called, or held since :meth:`hold` or :meth:`silence`."""
+        """True if something was lost since :meth:`lose` was called, or held since :meth:`hold` or :meth:`silence`."""
         self.down = False
-        """Whether nothing passes at all; set it by :meth:`cut` and :meth:`mend`."""
+        """True if nothing passes at all; set it by :meth:`cut` and :meth:`mend`."""
 
     def lose(self, what: Lost, nth: int) -> None:
         """Lose the ``nth`` request from now on (1 is the next), or its reply, and break the connection it was on."""
@@ -139,7 +139,7 @@ class BadLine(ABC):
 
 
 class Keeper(ABC):
-    """What starts and stops the store, in the hands of a test."""
+    """Starts and stops the store for a test."""
 
     @abstractmethod
     def copy(self) -> None:

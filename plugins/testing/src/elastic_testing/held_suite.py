@@ -46,7 +46,7 @@ OPERATIONS = {
 
 
 class HeldLineConformance(Connections):
-    """What is left of an operation that is held up. Override ``make_backend``, with connections over ``line``, and
+    """Tests of an operation that is held up. Override ``make_backend``, with connections over ``line``, and
     ``line``.
     """
 
@@ -124,7 +124,7 @@ class HeldLineConformance(Connections):
 
 
 class SilentLineConformance(HeldLineConformance):
-    """What a connection does that gets no answer at all, for a store that is reached over a line.
+    """Tests of a connection that gets no answer at all, for a store that is reached over a line.
 
     Let the connections' timeouts be short: each operation waits for one.
     """
@@ -188,12 +188,12 @@ def ended(doing: Future[Any]) -> Any:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether an operation has come to the same when it was repeated."""
+    """Return True if a repeated operation had the same result."""
     return bool((True if first is None else first) == (True if second is None else second))
 
 
 def check(store: RendezvousBackend, operation: Operation) -> None:
-    """Whether the store holds what the operation leaves."""
+    """Check that the store holds what the operation leaves."""
     assert [(row.node_id, row.revision, row.value) for row in store.roster()] == list(operation.rows)
     assert store.wait(Cursor(), roster=False, timeout=0).head == len(operation.entries)
     count = len(operation.entries)

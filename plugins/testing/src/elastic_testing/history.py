@@ -1,4 +1,4 @@
-"""What processes asked of one job's store and were answered, and whether the contract of a backend allows it.
+"""A history of calls to one job's store with their answers, checked against the contract of a backend.
 
 The calls are divided by object: the ledger is one, and so is each row, and each row's heartbeat. A call that reads
 several, such as a listing of the roster, counts as a read of each. What is required of the objects is in
@@ -125,7 +125,7 @@ def _head_at_least(head: int, chain: Chain) -> State:
 
 
 def _shows_an_entry(result: object) -> bool:
-    """Whether who is answered this knows of an entry from then on."""
+    """Return True if a caller with this answer knows of an entry from then on."""
     match result:
         case HeartbeatReply(head=head) | Cursor(head=head):
             return head > 0
@@ -240,7 +240,7 @@ def check_serials(calls: Sequence[Call]) -> None:
 
 
 def check_versions(calls: Sequence[Call]) -> None:
-    """Who waits with a version of the roster is told of each change that was made after that version was returned.
+    """Check that a waiter with a version of the roster gets each change that was made after that version was returned.
 
     A change is an ``enter``, ``amend`` or ``remove`` that has returned, on a row of which none is repeated.
 

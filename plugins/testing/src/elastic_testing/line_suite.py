@@ -21,7 +21,7 @@ from elastic_testing.race import PATIENCE, background, outcome, times_run
 MOST_REQUESTS = 50
 """Requests that one operation may take; more is no constant."""
 ROUGHLY = 1.2
-"""What one operation may cost in a large job, as a multiple of what it costs in a small one."""
+"""The most that one operation may cost in a large job, as a multiple of its cost in a small one."""
 
 WATCHED = 2.0
 """Seconds for which a sleeping waiter is watched."""
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class LineConformance(LinearizabilityConformance):
-    """What is left of a lost reply. Override ``make_backend``, with connections that go over ``line``, and ``line``."""
+    """Tests of a lost reply. Override ``make_backend``, with connections that go over ``line``, and ``line``."""
 
     @pytest.fixture
     def line(self) -> BadLine:

@@ -29,7 +29,7 @@ class _Impossible:
 
 
 IMPOSSIBLE = _Impossible()
-"""What no call leads to."""
+"""A state that no call leads to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class MemoryBackend(LocalBackend):
 
 
 class MemoryServer(Keeper):
-    """What a store's server is to the suites: many jobs, many connections, and a life of its own.
+    """A store's server for the suites: many jobs, many connections, and a life of its own.
 
     Args:
         may_forget: What its connections say of it, for which a job's first round waits.

@@ -72,13 +72,13 @@ def let_sleep(task: Path) -> None:
 
 
 def times_run(task: Path) -> int:
-    """How often a thread has run and stopped running; it must still be there."""
+    """Return how often a thread has run and stopped running; it must still be there."""
     lines = (task / "status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(("voluntary", "nonvoluntary")))
 
 
 def _scheduled(task: Path) -> str | None:
-    """Whether a thread runs, and how often it has begun to; None when it is gone."""
+    """Return the state of a thread with its context switches; None when it is gone."""
     try:
         status = (task / "status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -34,7 +34,7 @@ class RestartConformance(LinearizabilityConformance):
             assert store.append(prev, entry, entry.id.encode())
         return store
 
-    def test_what_was_acknowledged_survives_a_restart(self, begun: RendezvousBackend, keeper: Keeper) -> None:
+    def test_acknowledged_writes_survive_a_restart(self, begun: RendezvousBackend, keeper: Keeper) -> None:
         before = begun.roster()
         keeper.restart(Data.KEPT)
         store = begun.connect()

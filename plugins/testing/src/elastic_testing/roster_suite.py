@@ -213,7 +213,7 @@ class HeartbeatConformance(Connections):
         assert connect().heartbeat("node", 3, "leader") == HeartbeatReply(head=3, revision=4, watched=12)
 
     @pytest.mark.parametrize("watch", [None, "unheard of", "gone"])
-    def test_nobody_watched_is_reported_as_none(self, store: RendezvousBackend, watch: str | None) -> None:
+    def test_a_missing_watched_node_is_reported_as_none(self, store: RendezvousBackend, watch: str | None) -> None:
         store.enter("node", b"")
         store.enter("gone", b"")
         store.heartbeat("gone", 1)

@@ -1,4 +1,4 @@
-"""What runs on a store: joining, job ids that are used again, and values that another program has put there."""
+"""Tests of runs on a store: joining, job ids that are used again, and values that another program has put there."""
 
 # ruff: noqa: D102  (a test's name says what it checks)
 

@@ -26,7 +26,7 @@ class WaitConformance(Connections):
         assert store.wait(now, roster=True, timeout=0.05) == now
         assert store.wait(now, roster=False, timeout=0.05).head == now.head
 
-    def test_what_happened_before_the_call_returns_at_once(self, store: RendezvousBackend, connect: Connect) -> None:
+    def test_a_change_before_the_call_returns_at_once(self, store: RendezvousBackend, connect: Connect) -> None:
         waiter = connect()
         cursor = waiter.wait(Cursor(), roster=True, timeout=0)
         for name, change in roster_changes(store).items():

@@ -212,7 +212,7 @@ def work(
 
 
 def is_shared(opens: Opens) -> bool:
-    """Whether a forked process reaches the same store, which is then not in this one's memory."""
+    """Return True if a forked process reaches the same store, which is then not in this one's memory."""
     with closing(opens("shared")) as store:
         process = _forked(_enter, opens)
         process.join(PATIENCE)
@@ -257,7 +257,7 @@ class Workers:
             process.join()
 
     def poll(self) -> int:
-        """How many calls have been made by now, after a moment."""
+        """Return the number of calls made by now, after a moment."""
         failed = wait(self._records, POLL)
         assert not failed, self.stop()
         return sum(self._progress)

@@ -1,4 +1,4 @@
-"""What runs inside a torch worker: the sampler, the training state and its checkpoints, graceful stops.
+"""The library inside a torch worker: the sampler, the training state and its checkpoints, graceful stops.
 
 Layout: ``data`` has the elastic sampler and its audit, ``state`` the class ``TrainState``, ``memory`` the snapshots in
 memory that agents hold, ``disk`` the checkpoints, and ``version`` what orders both. ``process_group`` makes torch's
@@ -75,7 +75,7 @@ _HOME: dict[str, str] = {
     "record": "elastic_torch.error_file",
     "should_checkpoint": "elastic_core.worker.graceful_stop",
 }
-"""Where each public name lives."""
+"""The module of each public name."""
 
 __all__ = sorted(["__version__", *_HOME])  # noqa: PLE0605
 

@@ -1,4 +1,4 @@
-"""What core asks of this library in a worker (family 4 of ``elastic_core.hookspecs``); torch is imported then."""
+"""The hooks of core in a worker (family 4 of ``elastic_core.hookspecs``); torch is imported then."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from elastic_core.worker.failure_recorder import ended_by_exception
 from elastic_torch.flight_recorder.answer import answer_requests
 
 PATIENCE = timedelta(minutes=10)
-"""How long a collective waits. Agents notice lost peers within seconds, so this is for peers that hang."""
+"""The time that a collective waits. Agents notice lost peers within seconds, so this is for peers that hang."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -1,4 +1,4 @@
-"""What orders states: the run, the round and the step in which they were made (rule S5).
+"""The order of states: the run, the round and the step in which they were made (rule S5).
 
 A :class:`Stamp` orders the states of one run. A :class:`Position` orders the checkpoints of a directory, to which
 several runs have saved.
@@ -56,7 +56,7 @@ def digest(run: str) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Where in the life of a job a checkpoint is from. Later ones compare greater.
+    """The position of a checkpoint in the life of a job. Later ones compare greater.
 
     Attributes:
         run: The run's number in this checkpoint directory, from 1: runs are numbered as they begin to save there.

@@ -72,7 +72,7 @@ def test_a_later_round_appends_and_says_what_came_before_it(tmp_path: Path) -> N
 
 
 def test_a_state_that_is_loaded_is_known_at_once(tmp_path: Path) -> None:
-    """Whoever was killed between its last update and its line leaves nobody else to write it."""
+    """Whoever was killed between its last update and its line leaves no other rank to write it."""
     trained(tmp_path / "audit.jsonl", 0, state=trained(tmp_path / "other.jsonl", 3))
     (record,) = written(tmp_path / "audit.jsonl")
     assert record["resumed"]["previous"]["stop"] == 10

@@ -95,7 +95,7 @@ def test_a_later_round_takes_back_what_it_does_again() -> None:
     assert report.epochs[0].world_sizes == (1, 2)
 
 
-def test_what_a_straggler_of_an_earlier_round_writes_late_is_still_taken_back() -> None:
+def test_a_late_record_of_an_earlier_round_is_still_taken_back() -> None:
     log = [WHOLE[0], record(1, 1, 4, 8), WHOLE[1], record(1, 2, 8, 12)]
     assert found(audit([log], finished=True)) == []
 

@@ -105,7 +105,9 @@ def test_programs_get_json(log: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ("", "There is no record in the audit log.\n\nIs it the file that audit_log named?"),
     ],
 )
-def test_what_is_no_log_is_refused(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_log_is_refused(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "file"
     path.write_text(text)
     assert audit_data(path) == 2

@@ -21,7 +21,7 @@ LENGTH, BATCH, EPOCHS = 61, 12, 2
 
 
 def one_process() -> tuple[list[float], list[float]]:
-    """What training without any process group comes to: losses of all steps, and weights."""
+    """Return the result of training without a process group: losses of all steps, and weights."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     x, y = torch.randn(LENGTH, 4).double(), torch.randn(LENGTH, 1).double()

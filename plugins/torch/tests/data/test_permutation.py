@@ -70,7 +70,7 @@ def test_a_part_of_a_huge_order_costs_what_the_part_costs() -> None:
 
 
 def _deviation(counts: list[float], freedom: int | None = None) -> float:
-    """How many standard deviations chi square is above what it would be for equal chances."""
+    """Return by how many standard deviations chi square is above its value for equal chances."""
     expected = sum(counts) / len(counts)
     freedom = freedom or len(counts) - 1
     return (sum((count - expected) ** 2 / expected for count in counts) - freedom) / sqrt(2 * freedom)

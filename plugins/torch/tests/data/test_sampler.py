@@ -38,7 +38,7 @@ def live(ranks: list[ElasticDistributedSampler], steps: int, ahead: int) -> list
         else:
             batches = iter(rank.batches())
         fetched.append([batch for batch, _ in zip(batches, range(steps + ahead), strict=False)])
-    assert len({len(batches) for batches in fetched}) == 1  # nobody waits in a collective for ever
+    assert len({len(batches) for batches in fetched}) == 1  # no rank waits in a collective for ever
     taken = []
     for step in range(min(steps, len(fetched[0]))):
         weights = [rank.loss_weight() for rank in ranks]
@@ -159,7 +159,7 @@ def test_steps_are_a_batch_sampler_to_frameworks() -> None:
 @pytest.mark.timeout(PATIENCE)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # a loader's workers
 @pytest.mark.parametrize("by_batch", [True, False])
-def test_what_a_loader_has_fetched_ahead_does_not_count(by_batch: bool) -> None:
+def test_samples_that_a_loader_has_fetched_ahead_do_not_count(by_batch: bool) -> None:
     dataset = TensorDataset(torch.arange(100))
     used: list[int] = []
     state = None

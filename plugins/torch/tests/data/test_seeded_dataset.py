@@ -1,4 +1,4 @@
-"""What an augmentation draws depends on the sample and the epoch alone."""
+"""The random numbers of an augmentation depend on the sample and the epoch alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Noise(Dataset[Sample]):
 
 
 def epochs(workers: int, persistent: bool = False, after: int = 0) -> list[dict[int, tuple[float, ...]]]:
-    """What each sample of two epochs is, from a step on."""
+    """Return the value of each sample of two epochs, from a step on."""
     data = SeededDataset(Noise(), seed=4)
     sampler = ElasticDistributedSampler(data, 1, 0, global_batch_size=3)
     loader = DataLoader(data, batch_sampler=sampler.batches(), num_workers=workers, persistent_workers=persistent)

@@ -1,4 +1,4 @@
-"""An epoch that ended before its samples did is an error, whoever shards; a loop that was left early is none."""
+"""An epoch that ended before its samples did is an error with any sharder; a loop that was left early is none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sampler(ranks: int = 2, **given: Any) -> ElasticDistributedSampler:
 
 
 class Unknown(BatchSampler):
-    """A framework's that nobody knows: every n-th batch."""
+    """An unknown framework's: every n-th batch."""
 
     def __init__(self, inner: Iterable[list[int]], every: int) -> None:
         self.inner, self.every = inner, every
@@ -103,7 +103,7 @@ def test_batches_whose_losses_are_weighed_one_by_one_have_come_to_the_loop() -> 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("by_state", [True, False])
 @pytest.mark.parametrize("most", [1, 2, 9, STEPS - 3, STEPS])
-def test_what_healthy_programs_do(most: int, by_state: bool, workers: int) -> None:
+def test_a_healthy_program_gets_no_warning(most: int, by_state: bool, workers: int) -> None:
     """Stop at a number of steps, on purpose, in each epoch; with loaders that have read on by then."""
     ours = sampler()
     state = TrainState(model=nn.Linear(1, 1), sampler=ours)

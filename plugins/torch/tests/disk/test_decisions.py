@@ -1,4 +1,4 @@
-"""What is decided without touching anything, as tables."""
+"""Decisions that touch no file, as tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_runs_go_before_rounds_and_rounds_before_steps() -> None:
     assert sorted(ordered[i] for i in (2, 0, 3, 1)) == ordered
 
 
-def test_who_saves_comes_from_the_environment() -> None:
+def test_the_identity_of_a_saver_comes_from_the_environment() -> None:
     mine = identity({"ELASTIC_RUN_UID": "abc", "ELASTIC_ROUND": "4", "TORCHELASTIC_RUN_ID": "job42"})
     assert (mine.uid, mine.round) == ("abc", 4)
     assert mine.who.startswith("job 'job42' on ")
@@ -159,11 +159,11 @@ def test_everybody_gets_what_anybody_has(
 
 
 @pytest.mark.parametrize("holdings", [{}, {0: holding("a")}, {0: holding("a", "x"), 1: holding("b", "y")}])
-def test_what_is_nowhere_whole_cannot_be_had(holdings: dict[int, Holding]) -> None:
+def test_a_state_that_is_nowhere_whole_cannot_be_assembled(holdings: dict[int, Holding]) -> None:
     assert assemble(holdings, 2) is None
 
 
-def test_who_sees_the_same_files_is_an_island() -> None:
+def test_ranks_that_see_the_same_files_share_a_directory() -> None:
     assert shared_dirs_of([0, 0, 2, 0, 2], 4).directories == ((0, 1, 3), (2, 4))
     assert (
         shared_dirs_of([0, 0, 2], 2).mine,
@@ -205,7 +205,7 @@ def test_a_checkpoint_that_costs_more_than_failures_leave_is_taken_as_seldom_as_
         daly_interval(-1, 5)
 
 
-def test_what_is_seen_outweighs_what_was_assumed() -> None:
+def test_observed_failures_outweigh_the_assumed_rate() -> None:
     assert mean_time_between_failures(1000, 0, 0) == 1000
     assert mean_time_between_failures(1000, 99, 9000) == 100
 

@@ -71,7 +71,7 @@ def folder(root: Path, step: int) -> Path:
 
 
 def in_another_process() -> None:
-    """What follows plays a process of its own."""
+    """Play a process of its own from here on."""
     ownership.owners.clear()
 
 
@@ -79,7 +79,7 @@ def names(root: Path) -> list[int]:
     return sorted(int(path.name[-9:]) for path in root.glob("run-*"))
 
 
-def test_what_is_saved_is_loaded(two: Path) -> None:
+def test_a_saved_state_is_loaded(two: Path) -> None:
     with Disk(two, read_only=True) as disk:
         loaded = disk.load()
         assert loaded is not None
@@ -468,7 +468,7 @@ def test_a_directory_that_is_removed_in_between_is_said_to_be_gone_and_used_agai
         (errno.EIO, ""),
     ],
 )
-def test_what_the_system_does_not_let_be_saved_is_said_with_what_to_do(
+def test_an_error_of_the_system_while_saving_has_a_hint(
     two: Path, monkeypatch: pytest.MonkeyPatch, code: int, remedy: str
 ) -> None:
     def refuse(*_: object) -> None:
@@ -484,7 +484,7 @@ def test_what_the_system_does_not_let_be_saved_is_said_with_what_to_do(
 
 
 @pytest.mark.parametrize("saved", [0, 1])
-def test_nobody_is_told_to_keep_fewer_checkpoints_than_one(
+def test_no_hint_asks_to_keep_fewer_checkpoints_than_one(
     root: Path, monkeypatch: pytest.MonkeyPatch, saved: int
 ) -> None:
     def refuse(*_: object) -> None:
@@ -501,7 +501,7 @@ def test_nobody_is_told_to_keep_fewer_checkpoints_than_one(
 
 
 @pytest.mark.parametrize("what", ["a file", "a file for its claims"])
-def test_what_cannot_be_a_directory_of_checkpoints_is_refused_in_words(root: Path, what: str) -> None:
+def test_a_path_that_cannot_be_a_directory_of_checkpoints_is_refused_in_words(root: Path, what: str) -> None:
     if what == "a file":
         root.write_text("mine")
     else:
@@ -574,7 +574,7 @@ def test_every_so_many_steps(root: Path) -> None:
         assert not disk.due(1, last=True)
 
 
-def test_what_was_learnt_about_failures_is_carried_on(root: Path) -> None:
+def test_the_record_of_failures_is_carried_on(root: Path) -> None:
     for round in (1, 2, 3):
         with Disk(root, environ=place(round=round)) as disk:
             disk.load()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def play(folder: Path, scene: str, *worlds: int) -> tuple[list[dict[str, Any]], str]:
-    """What the ranks say, by act and rank, and what they log."""
+    """Return the reports of the ranks, by act and rank, and their log."""
     command = [sys.executable, str(SCRIPT), str(folder), scene, *map(str, worlds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
@@ -52,7 +52,7 @@ def test_a_node_that_has_nothing_gets_the_newest_checkpoint_of_the_others(tmp_pa
     nodes(tmp_path, 2, "a", "d")
     said, _ = play(tmp_path, "local_directories", 3, 2, 2)
     assert [facts["loaded"] for facts in said] == [None, None, None, 1, 1, 1, 1]
-    # In the last act nobody has step 2 any more; the nodes that have are gone.
+    # In the last act no node has step 2 any more; the nodes that have are gone.
     assert all(facts["equal"] for facts in said[3:])
     assert [facts["there"] for facts in said[3:]] == [["001"]] * 4
 
@@ -90,7 +90,7 @@ def test_shards_of_a_lost_node_make_the_older_whole_one_the_newest(tmp_path: Pat
     assert not (tmp_path / "a" / "damaged").exists(), "the node may come back"
 
 
-def test_what_fails_on_one_rank_fails_on_all_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_training_goes_on(tmp_path: Path) -> None:
     said, log = play(tmp_path, "one_rank_fails", 2)
     for facts in said:
         assert "The checkpoint of step 2 was not saved" in facts["error"]

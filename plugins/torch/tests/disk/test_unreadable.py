@@ -221,7 +221,7 @@ def test_an_error_in_the_midst_of_a_file_is_read_over_at_that_byte(root: Path, m
     assert len(stumbled) == 1
 
 
-def test_what_cannot_be_read_while_an_older_one_can_stays_for_good(
+def test_an_unreadable_checkpoint_stays_for_good_while_an_older_one_is_taken(
     root: Path, reading: Reading, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = saved(root)
@@ -283,7 +283,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_gone_on_from(
 
 
 class Poison:
-    """What, unpickled, leaves a file behind."""
+    """An object that leaves a file behind when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace

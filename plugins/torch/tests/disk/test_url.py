@@ -33,7 +33,7 @@ def steps(disk: Disk) -> list[int]:
     return sorted(int(name.split("_step-")[1][:9]) for name in disk._storage.folders() if name.startswith("run"))
 
 
-def test_what_is_saved_is_loaded_and_the_last_ones_are_kept() -> None:
+def test_a_saved_state_is_loaded_and_the_last_checkpoints_are_kept() -> None:
     with Disk(URL, keep=2) as disk:
         for step in range(1, 5):
             disk.save({"weight": torch.ones(300) * step}, step)
@@ -57,7 +57,7 @@ def test_without_its_manifest_it_is_no_checkpoint(store: fsspec.AbstractFileSyst
         assert newest.step == 1
 
 
-def test_what_a_killed_save_has_left_the_next_round_removes(store: fsspec.AbstractFileSystem) -> None:
+def test_the_next_round_removes_the_files_of_a_killed_save(store: fsspec.AbstractFileSystem) -> None:
     with Disk(URL, environ=place(1)) as disk:
         disk.save({"step": 1}, 1)
         killed = disk.save({"step": 2}, 2).result()

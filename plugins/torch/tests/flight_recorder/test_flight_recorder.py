@@ -88,7 +88,7 @@ def test_a_recorder_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: p
     assert said == "the flight recorder of ranks 0 has not answered"
 
 
-def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
+def test_variables_that_the_user_has_set_stay(tmp_path: Path) -> None:
     own = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine_", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
     assert plugin.variables(own, tmp_path, (2, 13)) == {
         "TORCH_FR_BUFFER_SIZE": "2000",
@@ -168,7 +168,7 @@ def test_a_rank_that_is_behind_is_named_in_dumps_as_of_nccl(tmp_path: Path) -> N
     ]
 
 
-def test_what_is_no_dump_is_not_read_and_no_code_in_it_runs(tmp_path: Path) -> None:
+def test_a_file_that_is_no_dump_is_not_read_and_no_code_in_it_runs(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     (tmp_path / "r_0").write_bytes(pickle.dumps(Evil(str(marker))))
     (tmp_path / "r_1").write_bytes(b"half a du")

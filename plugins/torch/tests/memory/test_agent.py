@@ -24,9 +24,9 @@ from elastic_core.agent.rescue import EndingAgentMemory
 from elastic_core.events import Event
 from elastic_core.monitors import RunningRound
 from elastic_torch.memory import agent
-from elastic_torch.memory.rescue_decision import requests, snapshots, worth
+from elastic_torch.memory.rescue_decision import requests, snapshots, worth_writing
 from elastic_torch.memory.rescue_files import Written, write
-from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, WRITING, Kept, Request, Target
+from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, WRITING, KeptSnapshot, Request, Target
 from elastic_torch.version import Stamp
 
 
@@ -139,7 +139,7 @@ def test_a_state_that_has_no_place_on_disk_is_lost_and_that_is_said(memory: Memo
     assert "TrainState(disk=...)" in lost.message, "what to do"
 
 
-def test_what_another_release_has_left_is_lost_and_that_is_said(memory: Memory, tmp_path: Path) -> None:
+def test_a_snapshot_of_another_release_is_lost_and_that_is_published(memory: Memory, tmp_path: Path) -> None:
     said: list[Event] = []
     memory.request("train", Target(str(tmp_path)))
     memory.snapshot("train/0/0", 2, 7)
@@ -155,8 +155,8 @@ def test_what_another_release_has_left_is_lost_and_that_is_said(memory: Memory, 
     )
 
 
-def kept(round: int, step: int, rank: int | None = None, fd: int = 0) -> Kept:
-    return Kept(fd, 100, Stamp(round, step), rank, None if rank is None else 2)
+def kept(round: int, step: int, rank: int | None = None, fd: int = 0) -> KeptSnapshot:
+    return KeptSnapshot(fd, 100, Stamp(round, step), rank, None if rank is None else 2)
 
 
 REQUEST = Request("train", "abc", True)
@@ -179,8 +179,10 @@ REQUEST = Request("train", "abc", True)
         ),
     ],
 )
-def test_what_is_worth_writing(request_: Request, there: list[Kept], expected: list[Kept]) -> None:
-    assert worth(request_, there) == expected
+def test_a_snapshot_is_worth_writing_where_it_is_newer_and_whole(
+    request_: Request, there: list[KeptSnapshot], expected: list[KeptSnapshot]
+) -> None:
+    assert worth_writing(request_, there) == expected
 
 
 def test_a_directory_that_is_full_is_left_as_it_was_and_the_next_is_tried(

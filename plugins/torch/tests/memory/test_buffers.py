@@ -95,7 +95,9 @@ def test_two_states_of_one_name_are_refused(agent: socket.socket) -> None:
     commit(Buffers("other", 0), 1, 1)
 
 
-def test_what_the_agent_does_not_keep_is_let_go(agent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_the_agent_does_not_keep_is_released(
+    agent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(name: str, fd: int) -> bool:
         refused.append(fd)
         raise ResourceError("there are too many")
@@ -145,7 +147,7 @@ def test_it_ends_where_there_is_memory_for_one_and_not_for_two(
 
 
 @pytest.mark.usefixtures("agent")
-def test_what_a_rank_has_from_before_its_memory_ended_takes_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_from_before_a_ranks_memory_ended_takes_no_rank_back(monkeypatch: pytest.MonkeyPatch) -> None:
     class Two(Peers):
         def gather_stamps(self, stamps: Iterable[Stamp]) -> list[list[Stamp]]:
             return [list(stamps), [Stamp(1, 4), Stamp(1, 3)]]

@@ -50,7 +50,7 @@ FILE = Rescued("/there/b/x", "b", 2, 7, None, None, 100, "", ("a", 1, 4), 5.0)
         pytest.param(Newest("a", 1, 5), False, id="one that the failed run did not know"),
     ],
 )
-def test_what_is_newer_than_a_checkpoint(newest: Newest | None, newer: bool) -> None:
+def test_a_snapshot_is_newer_than_a_checkpoint_by_round_and_step(newest: Newest | None, newer: bool) -> None:
     assert is_newer(FILE, newest) is newer
 
 
@@ -90,7 +90,7 @@ def test_each_rank_reads_the_part_of_its_number_where_it_sees_that() -> None:
     ]
 
 
-def test_what_is_incomplete_is_refused_by_name_and_the_step_before_is_taken() -> None:
+def test_an_incomplete_snapshot_is_refused_by_name_and_the_step_before_is_taken() -> None:
     found, refused = picked([shard(0, 6), shard(0, 5)], [shard(1, 5)], whole=False)
     assert found == [(5, {0: ["/there/b/5-0"], 1: ["/there/b/5-1"]})]
     assert refused == [
@@ -144,7 +144,7 @@ def written(folder: Path) -> Path:
 
 
 def rescue(folder: Path) -> tuple[Rescue, Path]:
-    """What a new run finds where snapshots without a disk go, and that directory."""
+    """Return the snapshots that a new run finds where those without a disk go, and that directory."""
     made = Rescue("train", None, Place("new", 1, 0), whole=True, environ={"ELASTIC_RESCUE_DIR": str(folder)})
     return made, Path(directories("train", None, str(folder), sys.argv)[0][0])
 
@@ -176,9 +176,7 @@ def test_one_flipped_bit_is_refused_by_name(tmp_path: Path, caplog: pytest.LogCa
     assert f"{path} is damaged: its checksum is wrong" in caplog.text
 
 
-def test_what_another_release_has_written_is_passed_over_by_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_snapshot_of_another_release_is_passed_over_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, folder = rescue(tmp_path)
     path = written(folder)
     body = json.loads(path.with_suffix(".json").read_text())
@@ -191,7 +189,7 @@ def test_what_another_release_has_written_is_passed_over_by_name(
 KILLED = """
 import itertools, os, sys, threading
 from elastic_torch.memory.rescue_files import write
-from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, Request, Target, kept_in
+from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, Request, Target, snapshot_in
 fd = os.memfd_create("a")
 os.write(fd, HEADER.pack(MAGIC, COMPLETE, HEADER.size, 1000, 0))
 os.write(fd, b"[2, 7, ".ljust(1000))
@@ -202,7 +200,7 @@ def last(*args):
         os.kill(os.getpid(), int(sys.argv[2]))
 setattr(os, sys.argv[3], last)
 request = Request("train", "b", True, targets=(Target(sys.argv[1]),))
-write(request, kept_in(fd), "n", threading.Event())
+write(request, snapshot_in(fd), "n", threading.Event())
 """
 
 
@@ -222,7 +220,7 @@ unfinished = pytest.mark.parametrize(
 
 
 @unfinished
-def test_what_a_killed_agent_has_left_unfinished_is_removed_by_the_next_run(
+def test_unfinished_files_of_a_killed_agent_are_removed_by_the_next_run(
     tmp_path: Path, call: str, which: int, names: set[str]
 ) -> None:
     made, folder = rescue(tmp_path)
@@ -236,7 +234,7 @@ def test_what_a_killed_agent_has_left_unfinished_is_removed_by_the_next_run(
 
 
 @unfinished
-def test_what_an_agent_is_writing_stays(tmp_path: Path, call: str, which: int, names: set[str]) -> None:
+def test_files_that_an_agent_is_writing_stay(tmp_path: Path, call: str, which: int, names: set[str]) -> None:
     made, folder = rescue(tmp_path)
     writer = write_until(folder, call, which, signal.SIGSTOP)
     try:
@@ -300,7 +298,7 @@ def test_where_files_cannot_be_locked_what_is_old_is_removed(
     assert left.exists() is (age < 86400)
 
 
-def test_what_is_not_described_is_no_snapshot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_without_a_valid_description_is_no_snapshot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, folder = rescue(tmp_path)
     path = written(folder)
     body = json.loads(path.with_suffix(".json").read_text())

@@ -53,7 +53,7 @@ def test_another_process_reads_what_was_written() -> None:
     assert same(content(other), STATE)
 
 
-def test_what_is_larger_does_not_fit_and_changes_nothing() -> None:
+def test_a_larger_state_does_not_fit_and_changes_nothing() -> None:
     buffer = written(Stamp(1, 1))
     said, tensors = take_apart({**STATE, "more": torch.zeros(100_000)})
     assert not buffer.write(Stamp(1, 2), said, tensors)
@@ -98,7 +98,7 @@ def test_a_snapshot_whose_writer_is_killed_is_none(new: bool, copied: int, monke
     assert buffer.read() is None
 
 
-def test_what_is_written_first_and_what_later_are_the_same() -> None:
+def test_a_first_and_a_later_write_give_the_same_state() -> None:
     state: dict[str, Any] = {
         **STATE,
         "large": torch.arange(3_000_000),
@@ -186,7 +186,7 @@ def test_a_slot_is_pinned_for_a_gpu_once_and_let_go_before_it_is_closed(
     assert waited_for == [1, 1]
 
 
-def test_what_no_driver_pins_is_not_pinned() -> None:
+def test_memory_that_no_driver_pins_is_not_pinned() -> None:
     memory = written(Stamp(1, 1)).bytes()
     assert torch.cuda.is_available() or not pin(memory, torch.device("cuda", 0))
 
@@ -235,7 +235,7 @@ def test_too_little_memory_is_said() -> None:
         Buffer.sized("test", 2 * available_memory())
 
 
-def test_nobody_can_shrink_it_under_a_reader() -> None:
+def test_no_process_can_shrink_a_buffer_under_a_reader() -> None:
     buffer = written(Stamp(1, 1))
     with pytest.raises(PermissionError):
         os.ftruncate(buffer.fd, 0)

@@ -1,4 +1,4 @@
-"""What differs between ranks is found, and named."""
+"""Differences between ranks are found, and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's format forgets of a state comes back with its form."""
+"""The parts of a state that a checkpoint's format loses come back with its form."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_state_that_has_kept_its_keys_comes_back_too() -> None:
     assert plain(restored(form_of(state()), state())) == plain(state())
 
 
-def test_what_is_missing_is_named() -> None:
+def test_a_missing_value_is_named() -> None:
     saved = state()
     del saved["state"][0][1]
     with pytest.raises(ValueError, match=r"^The checkpoint has nothing for state\['state'\]\[0\]\[1\]\[0\]\.$"):
@@ -61,6 +61,6 @@ def test_what_is_missing_is_named() -> None:
 
 
 @pytest.mark.parametrize("text", ["[1]", '{"list": []}', "3"])
-def test_what_is_no_form_is_refused(text: str) -> None:
+def test_a_text_that_is_no_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no (form|part) of a state$"):
         restored(text, {})

@@ -47,7 +47,7 @@ def there_and_back(state: Any) -> Any:
     ],
     ids=repr,
 )
-def test_what_is_no_tensor_comes_back_equal_and_of_the_same_type(value: Any) -> None:
+def test_a_value_that_is_no_tensor_comes_back_equal_and_of_the_same_type(value: Any) -> None:
     back = there_and_back({"value": value})["value"]
     assert back == value
     assert type(back) is type(value)
@@ -95,7 +95,7 @@ class Foreign:
         ([1j], r"^state\[0\] is a complex"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_with_its_place(state: Any, said: str) -> None:
+def test_an_unsupported_value_is_refused_with_its_place(state: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         take_apart(state)
 
@@ -110,6 +110,6 @@ def test_sharded_tensors_are_refused_where_the_model_has_none() -> None:
 
 
 @pytest.mark.parametrize("said", [{"a": 1, "b": 2}, {"pickle": "x"}, {"dtype": "load"}, {}])
-def test_what_was_never_taken_apart_is_refused(said: Any) -> None:
+def test_a_text_that_is_no_part_of_a_state_is_refused(said: Any) -> None:
     with pytest.raises(ValueError, match="is no part of a state"):
         put_together(said, lambda _number: torch.empty(0))

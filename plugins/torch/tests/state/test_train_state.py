@@ -274,7 +274,7 @@ def streamed(hangs: bool = False) -> Iterator[tuple[int, int, int]]:
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("lost_after", range(1, 6))
 def test_a_stream_whose_last_step_is_short_is_read_once_in_each_epoch(lost_after: int) -> None:
-    """Nobody knows how long it is, so an epoch's last step is committed when the loader has ended."""
+    """Its length is unknown, so an epoch's last step is committed when the loader has ended."""
     first = streamed()
     committed = [batch for step, *batch in itertools.takewhile(lambda item: item[0] < lost_after, first)]
     assert [*committed, *(batch for _, *batch in streamed())] == [[e, n] for e in (0, 1) for n in range(1, 6)]
@@ -581,7 +581,7 @@ def test_a_checkpoint_that_turns_out_damaged_is_passed_over() -> None:
     assert (restored.step, restored.tier) == (4, Tier.MEMORY)
 
 
-def test_what_has_no_state_is_refused() -> None:
+def test_an_object_without_a_state_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^extra\['steps'\] is a int, which has no state_dict\(\)"):
         TrainState(model=nn.Linear(1, 1), extra={"steps": 7})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"^snapshot_every=0: it counts steps, from 1"):

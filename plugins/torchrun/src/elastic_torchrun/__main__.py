@@ -36,7 +36,7 @@ def main() -> object:
 
 
 def _is_taken(arguments: Sequence[str]) -> bool:
-    """Whether ``elastic run`` takes these arguments."""
+    """Return True if ``elastic run`` takes these arguments."""
     from elastic_torchrun import launcher
 
     try:

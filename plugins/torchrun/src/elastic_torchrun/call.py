@@ -37,7 +37,7 @@ class _LaunchReached(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class MainProgram:
-    """How to run the main program again, which is not possible if it is neither a file nor a module."""
+    """The way to run the main program again, which is not possible if it is neither a file nor a module."""
 
     path: str | None  # a file, or a directory or an archive with a ``__main__.py``
     module: str | None  # its name, with ``python -m``

@@ -74,12 +74,12 @@ def command(command: tuple[str, ...]) -> None:
 
 
 def is_installed(folders: Iterable[str]) -> bool:
-    """Whether the interpreters of an environment with these site folders read our ``.pth`` file when they start."""
+    """Return True if interpreters of an environment with these site folders read our ``.pth`` file at the start."""
     return any(os.path.exists(os.path.join(folder, PTH)) for folder in folders)
 
 
 def is_foreign(script: str, folder: str) -> bool:
-    """Whether a Python script is surely run by another environment's interpreter than those in ``folder``."""
+    """Return True if a Python script is surely run by another environment's interpreter than those in ``folder``."""
     try:
         with open(script, "rb") as file:
             shebang = _SHEBANG.match(file.readline())

@@ -1,4 +1,4 @@
-"""How a failed job, or one that could not begin, looks to a program that has called torch's launcher."""
+"""The failure of a job, or of one that could not begin, in the form that callers of torch's launcher expect."""
 
 from __future__ import annotations
 

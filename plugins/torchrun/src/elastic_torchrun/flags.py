@@ -6,9 +6,9 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 
 BY_HAND = ("rdzv_backend", "node_rank", "master_addr", "master_port")
-"""What numbers the nodes of a static job. Such a job needs them, also where they have torch's defaults."""
+"""The flags that number the nodes of a static job. Such a job needs them, also where they have torch's defaults."""
 DIFFERENT = ("max_restarts", "signals_to_handle")
-"""Where Elastic's default is not torch's: torch's own is passed on if it was written on a command line."""
+"""Flags whose default is not torch's: torch's own is passed on if it was written on a command line."""
 SCRIPT, ARGUMENTS = "training_script", "training_script_args"
 
 
@@ -44,7 +44,7 @@ def written_in(line: Sequence[str], parser: ArgumentParser) -> set[str]:
 
 
 def _is_static(args: Namespace) -> bool:
-    """Whether torchrun would number the nodes by hand: one node needs no number."""
+    """Return True if torchrun would number the nodes by hand: one node needs no number."""
     return (
         getattr(args, "rdzv_backend", "static") == "static"
         and not getattr(args, "standalone", False)

@@ -1,4 +1,4 @@
-"""What a program asks of ``torch.distributed.launcher.api``, whose workers mostly are functions, in Elastic's terms."""
+"""Calls of ``torch.distributed.launcher.api``, whose workers mostly are functions, in Elastic's terms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastic_torchrun import call
 from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint
 
 TORCHS_TIMEOUT = 900
-"""What torch's LaunchConfig writes into ``rdzv_configs`` where no timeout was given, in seconds."""
+"""The timeout that torch's LaunchConfig writes into ``rdzv_configs`` where none was given, in seconds."""
 TORCHS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 TORCHS_LOGS = "DefaultLogsSpecs"
 

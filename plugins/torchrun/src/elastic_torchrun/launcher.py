@@ -1,4 +1,4 @@
-"""What torch's launcher does below ``elastic exec`` for a program that calls it: Elastic's agent runs the job.
+"""Torch's launcher below ``elastic exec`` for a program that calls it: Elastic's agent runs the job.
 
 It runs in the calling process, on its main thread, with the environment that the caller has set. What Elastic does not
 take is passed on to torch's own function, with a line that says why.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Job = Callable[[], T]
 REFUSALS = (UsageError, PluginError, click.UsageError)
-"""What says that Elastic does not take a command line."""
+"""The errors for a command line that Elastic does not take."""
 _INTERPRETER = re.compile(r"python[\d.]*")
 _SUBCOMMAND = re.compile(r"[a-z][\w-]*")
 

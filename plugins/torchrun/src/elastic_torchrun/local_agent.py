@@ -32,7 +32,7 @@ _NO_EFFECT = {
 
 
 class WorkerState(str, enum.Enum):
-    """How a run ended."""
+    """The end of a run."""
 
     SUCCEEDED = "SUCCEEDED"  # the job is done
     FAILED = "FAILED"  # the job has failed, or this node could not stay in it
@@ -100,7 +100,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended, as seen on this node: torch's fields in torch's order, and then ours, which are given by name.
+    """The end of a run, as seen on this node: torch's fields in torch's order, and then ours, which are given by name.
 
     A failed run is a failed job, on all nodes, where ``returncode`` is ``JOB_FAILED``, ``REQUEUE`` or
     ``TOO_FEW_NODES``. With ``WITHDRAWN`` only this node has left the job, and with ``STORE_LOST`` it has lost the
@@ -116,7 +116,7 @@ class RunResult:
     why: str = field(default="", kw_only=True)
 
     def is_failed(self) -> bool:
-        """Whether the job failed, or this node could not stay in it."""
+        """Return True if the job failed, or this node could not stay in it."""
         return self.state is WorkerState.FAILED
 
 

@@ -114,7 +114,7 @@ class RunProcsResult:
     stderrs: Mapping[int, str] = field(default_factory=dict)
 
     def is_failed(self) -> bool:
-        """Whether any process failed."""
+        """Return True if any process failed."""
         return bool(self.failures)
 
 

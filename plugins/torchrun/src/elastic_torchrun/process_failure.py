@@ -1,4 +1,4 @@
-"""How one process failed, with the fields of ``torch.distributed.elastic.multiprocessing.ProcessFailure``."""
+"""The failure of one process, with the fields of ``torch.distributed.elastic.multiprocessing.ProcessFailure``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_DATA: Mapping[str, Any] = MappingProxyType({"message": NO_MESSAGE})
 
 @dataclass(slots=True)
 class ProcessFailure:
-    """How one process failed; reads its error file when it is made, as torch's does.
+    """The failure of one process; reads its error file when it is made, as torch's does.
 
     ``message``, ``timestamp`` and ``error_file_data`` are for one without a valid file that explains its exit code.
     """

@@ -1,4 +1,4 @@
-"""What an interpreter does when it starts; ``elastic_torchrun.pth`` calls :func:`begin` below ``elastic exec``.
+"""The start of an interpreter; ``elastic_torchrun.pth`` calls :func:`begin` below ``elastic exec``.
 
 An interpreter that is about to run the program ``torchrun`` becomes ours, before it has imported torch. In any other
 one, torch's launcher gets our functions when it is imported. Every Python process below ``elastic exec``
@@ -28,7 +28,7 @@ _SCRIPT_BYTES = 4096
 
 
 def is_torchrun(argv: Sequence[str], orig_argv: Sequence[str]) -> bool:
-    """Whether an interpreter with this ``sys.argv``, at its start, and ``sys.orig_argv`` is to run torchrun."""
+    """Return True if an interpreter with this ``sys.argv``, at its start, and ``sys.orig_argv`` is to run torchrun."""
     if not argv:
         return False
     if argv[0] == "-m":  # its name is the last word that is not an argument; -mNAME is one word
@@ -37,7 +37,7 @@ def is_torchrun(argv: Sequence[str], orig_argv: Sequence[str]) -> bool:
 
 
 def _calls_torch(script: str) -> bool:
-    """Whether it is the script that torch installs, and not another one of that name."""
+    """Return True if it is the script that torch installs, and not another one of that name."""
     try:
         with open(script, "rb") as file:
             return f"from {LAUNCHER} import".encode() in file.read(_SCRIPT_BYTES)

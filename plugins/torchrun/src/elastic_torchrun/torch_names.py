@@ -91,7 +91,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 }
 """The modules by their names under ``elastic_core``, each with the modules that define its names, and these names."""
 
-_NO_AGENT = "Elastic's agent has no base class; hooks take part in its work (docs/writing_a_plugin.md)"
+_NO_AGENT = "Elastic's agent has no base class; hooks take part in its work (docs/authors/writing_a_plugin.md)"
 _NO_WORKERS = "the agent's workers are its own; RunResult says how the run ended"
 LEFT_OUT = {
     "ElasticAgent": _NO_AGENT,
@@ -118,7 +118,7 @@ class _Names(ModuleType):
         return [*super().__dir__(), *public_names(_path(self.__name__))]
 
 
-class _Loader:
+class _NamesLoader:
     """Makes the modules; there is nothing to execute."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -136,7 +136,7 @@ def find_spec(name: str) -> ModuleSpec | None:
     """
     path = _path(name)
     if path in MODULES:
-        return ModuleSpec(name, _Loader(), is_package=True)  # type: ignore[arg-type]  # as the import system wants it
+        return ModuleSpec(name, _NamesLoader(), is_package=True)  # type: ignore[arg-type]  # as the import system wants it
     module, _, last = path.rpartition(".")
     if module in MODULES and last in LEFT_OUT:
         raise ImportError(_left_out(name, last), name=name)

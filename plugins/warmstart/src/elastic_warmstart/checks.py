@@ -1,4 +1,4 @@
-"""Whether a worker may be forked from the fork server: a pure function over facts. Other workers start fresh.
+"""The decision to fork a worker from the fork server: a pure function over facts. Other workers start fresh.
 
 A fork shares what the interpreter and the libraries have read and set up when they were started. So a worker may be
 forked if that would be the same in a fresh start, and if a fork does not break it, as it breaks threads and devices.

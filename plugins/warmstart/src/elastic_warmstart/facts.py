@@ -106,7 +106,7 @@ def find_initialised() -> tuple[str, ...]:
 
 
 def has_memory_policy() -> bool:
-    """Whether a NUMA memory policy is set; False if that cannot be found out."""
+    """Return True if a NUMA memory policy is set; False if that cannot be found out."""
     if _GET_MEMPOLICY is None:
         return False
     mode = ctypes.c_int(0)

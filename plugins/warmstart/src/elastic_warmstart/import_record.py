@@ -17,7 +17,7 @@ _HEADER = 4
 _IMPORT = "_find_and_load_unlocked"
 """The function of ``importlib._bootstrap`` that asks finders for an import; others only look for a module."""
 _VARIABLE, _PATH = "=", "/"
-"""How lines without a module begin: a JSON list of a variable's name and value, an entry of ``sys.path``."""
+"""The prefixes of lines without a module: a JSON list of a variable's name and value, an entry of ``sys.path``."""
 
 
 class Record:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 HOME, NAME = "torch.distributed.c10d_logger", "_WaitCounter"
-"""Where the decorator finds the counter's class. A torch without this name is not watched."""
+"""The module and the name of the counter's class, as the decorator finds it. A torch without it is not watched."""
 CALL = "pytorch.wait_counter.c10d.init_process_group"
 
 

@@ -34,20 +34,20 @@ def own_names(command: Iterable[str], directories: Iterable[str]) -> frozenset[s
 
 
 def _is_module(directory: str, entry: str) -> bool:
-    """Whether this is a module or a package; a folder with data is neither."""
+    """Return True if this is a module or a package; a folder with data is neither."""
     modules = tuple(importlib.machinery.all_suffixes())
     return entry.endswith(modules) or os.path.exists(os.path.join(directory, entry, "__init__.py"))
 
 
 def is_library(origins: Collection[str], roots: Collection[str]) -> bool:
-    """Whether a module with these origins belongs to the standard library or is installed."""
+    """Return True if a module with these origins belongs to the standard library or is installed."""
     return bool(origins) and all(
         any(os.path.realpath(origin).startswith(root + os.sep) for root in roots) for origin in origins
     )
 
 
-def shareable(name: str, own: Collection[str]) -> bool:
-    """Whether a module may be imported on behalf of all workers: it is a library's."""
+def is_shareable(name: str, own: Collection[str]) -> bool:
+    """Return True if a module may be imported on behalf of all workers: it is a library's."""
     top = name.partition(".")[0]
     if top in OURS or top in own or not all(part.isidentifier() for part in name.split(".")):
         return False
@@ -79,7 +79,7 @@ def find(name: str) -> importlib.machinery.ModuleSpec | None:
         return None
 
 
-def strangers(names: Iterable[str], roots: Collection[str]) -> list[str]:
+def outside_libraries(names: Iterable[str], roots: Collection[str]) -> list[str]:
     """Return the modules, out of these imported ones, that do not lie under the libraries' ``roots``."""
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
     return [name for name, file in files.items() if isinstance(file, str) and not is_library([file], roots)]
@@ -94,7 +94,7 @@ def library_roots() -> list[str]:
 
 def import_shareable(name: str, own: Collection[str]) -> bool:
     """Import a module if it may be; whether it is imported."""
-    if name not in sys.modules and shareable(name, own):
+    if name not in sys.modules and is_shareable(name, own):
         try:
             importlib.import_module(name)
         except BaseException:  # it needs something that is missing here; the worker imports it itself

@@ -24,7 +24,7 @@ from elastic_warmstart.checks import beside_main
 from elastic_warmstart.child import fork
 from elastic_warmstart.facts import find_initialised, open_files, tasks
 from elastic_warmstart.libraries import WHILE_IMPORTING, objection
-from elastic_warmstart.library_modules import import_shareable, library_roots, strangers
+from elastic_warmstart.library_modules import import_shareable, library_roots, outside_libraries
 from elastic_warmstart.process_state import MEMORY_MAX, changed_state, own_memory, process_state
 
 UNIT_WITHIN = 60.0  # seconds that one module may take in the throwaway fork
@@ -130,7 +130,7 @@ def _be_trial(
             word, reason = "+" if import_shareable(name, own) else ".", None
             if fresh := set(sys.modules) - before:
                 reason = left_behind(files, temporary) or environment.objection(asked) or find_change(given)
-                reason = reason or changed_state(state) or foreign(fresh, own) or spoils_forks()
+                reason = reason or changed_state(state) or describe_foreign_import(fresh, own) or spoils_forks()
             if reason is None and own_memory() > memory:
                 reason = f"with it, all that is imported would take more than {MEMORY_MAX >> 20} MiB"
             os.write(pipe, f"- {reason}\n".encode(errors="replace") if reason else f"{word}\n".encode())
@@ -170,7 +170,7 @@ def left_behind(files: Collection[tuple[str, str]], temporary: Collection[str]) 
 
 
 def find_change(given: Mapping[str, str]) -> str | None:
-    """Whether an import has changed or removed a variable of the environment before, ``given``: workers would not."""
+    """Return a variable of the environment before, ``given``, that an import has changed, as a text; else None."""
     data: Mapping[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # watch_environment does not see it
     now = {os.fsdecode(name): os.fsdecode(value) for name, value in data.items()}
     kept = given.keys() - WHILE_IMPORTING.keys()
@@ -178,9 +178,9 @@ def find_change(given: Mapping[str, str]) -> str | None:
     return f"it changes {found[0]}, which is set already" if found else None
 
 
-def foreign(names: Collection[str], own: Collection[str]) -> str | None:
-    """Whether a library has imported a module that is not installed, or that hides one of the program's."""
-    if found := strangers(names, library_roots()):
+def describe_foreign_import(names: Collection[str], own: Collection[str]) -> str | None:
+    """Return a text that names an imported module that is not installed or hides one of the program's; else None."""
+    if found := outside_libraries(names, library_roots()):
         return f"it imports {min(found)}, which is no installed library's"
     if hiding := [name for name in names if name.partition(".")[0] in own]:
         return f"it imports {min(hiding)}, of which the program has one of its own"

@@ -18,7 +18,7 @@ class Device:
 
     @property
     def integrated(self) -> bool:
-        """Whether it is part of an Intel processor."""
+        """True if the device is part of an Intel processor."""
         return self.address.startswith(_INTEGRATED)
 
 

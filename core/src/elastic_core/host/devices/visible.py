@@ -25,7 +25,7 @@ class Visible:
 
 
 def local_world_size(text: str, environ: Mapping[str, str], machine: Machine) -> int:
-    """How many workers ``--nproc_per_node=auto``, ``cpu``, ``gpu`` or ``xpu`` means here, at least 1.
+    """Return the number of workers that ``--nproc_per_node=auto``, ``cpu``, ``gpu`` or ``xpu`` means here, at least 1.
 
     Raises:
         UsageError: ``text`` is another word, or nothing of its kind is visible.

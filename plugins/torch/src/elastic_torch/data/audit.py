@@ -26,7 +26,7 @@ MARK = "elastic_audit"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What all ranks agree on about one step. Places are those of the epoch's order, half-open."""
+    """The facts of one step that all ranks agree on. Places are those of the epoch's order, half-open."""
 
     step: int
     """Steps committed before it, over all epochs."""
@@ -40,7 +40,7 @@ class Step:
     """Samples in the dataset."""
     seed: int
     order: str
-    """How the order is made of seed and epoch."""
+    """The name of the method that makes the order of seed and epoch."""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Step:

@@ -1,4 +1,4 @@
-"""What an audit log proves: each sample of each epoch in exactly one committed step, or which were not.
+"""The proof from an audit log: each sample of each epoch in exactly one committed step, or the samples that were not.
 
 What counts as *committed*: a step that some rank has recorded (an update on one rank takes the gradients of all of
 them) and that was not taken back. Each round, and each load of a state after steps, begins a new *segment* of the log.
@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """What the log says about one epoch. Counts are of samples unless they say steps."""
+    """The facts of a log about one epoch. Counts are of samples unless they say steps."""
 
     epoch: int
     length: int
@@ -68,7 +68,7 @@ class Epoch:
     seed: int
     order: str
     over: bool
-    """Whether it was trained to its end, and not only its beginning without a gap."""
+    """True if it was trained to its end, and not only its beginning without a gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ def _timeline(segments: Iterable[_Segment]) -> tuple[list[Taken], int]:
 
 
 def _has(timeline: Sequence[Taken], step: Step) -> bool:
-    """Whether a step is there; it would be near the end."""
+    """Return True if a step is there; it would be near the end."""
     for taken in reversed(timeline):
         if (_place(taken.step), taken.step.stop) == (_place(step), step.stop):
             return True

@@ -44,12 +44,12 @@ class ElasticBatchSampler(BatchSampler):
         return self.sampler._batches()
 
     def __len__(self) -> int:
-        """How many steps a whole epoch has, wherever in it we are; ``steps_left`` says what is left."""
+        """Return the number of steps of a whole epoch, wherever in it we are; see ``steps_left``."""
         return self.sampler.steps_in_epoch
 
     @property
     def steps_left(self) -> int:
-        """How many steps of the epoch are not committed."""
+        """The number of steps of the epoch that are not committed."""
         return self.sampler.steps_left
 
     def set_epoch(self, epoch: int, start_index: int | None = None) -> None:

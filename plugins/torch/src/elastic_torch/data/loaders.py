@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 def length(loader: Iterable[object]) -> int | None:
-    """How many batches it has, where it knows."""
+    """Return the number of batches, where the loader knows it."""
     try:
         return len(loader)  # type: ignore[arg-type]  # it may have one
     except (TypeError, NotImplementedError, AttributeError):
@@ -25,7 +25,7 @@ def length(loader: Iterable[object]) -> int | None:
 
 
 def left(loader: Iterable[object], sampler: object) -> int | None:
-    """How many batches of the epoch are left, where loader or sampler know.
+    """Return the number of batches of the epoch that are left, where loader or sampler know.
 
     A loader's length is that of the whole epoch; a sampler that knows how far it is may have ``steps_left``.
     """
@@ -105,12 +105,12 @@ def drawn(iterator: Iterator[_T], sampler: object, epoch: int) -> Iterator[_T]:
 
 
 def is_stateful(thing: object) -> TypeGuard[DataLoader[Any]]:
-    """Whether it is a ``DataLoader`` that knows how far it is, as torchdata's ``StatefulDataLoader``."""
+    """Return True if it is a ``DataLoader`` that knows its position, as torchdata's ``StatefulDataLoader``."""
     return isinstance(thing, DataLoader) and hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
 def counts_twice(thing: object) -> bool:
-    """Whether it is a loader of a dataset without a state that can only be iterated.
+    """Return True if it is a loader of a dataset without a state that can only be iterated.
 
     torchdata fast-forwards such a one, and then its state counts what was drawn for that once more (0.11). It is drawn
     anew from the epoch's beginning, as a loader without a state is.
@@ -123,7 +123,7 @@ def counts_twice(thing: object) -> bool:
 
 
 def draws_elastically(loader: object) -> bool:
-    """Whether a loader itself draws with an elastic sampler."""
+    """Return True if a loader itself draws with an elastic sampler."""
     drawn = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
     return any(isinstance(each, ElasticBatchSampler | ElasticDistributedSampler) for each in drawn)
 

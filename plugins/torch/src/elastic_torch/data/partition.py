@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 def step_size(cursor: int, *, length: int, global_batch_size: int, drop_last: bool) -> int:
-    """How many samples the step at ``cursor`` takes; 0 where the epoch is over.
+    """Return the number of samples of the step at ``cursor``; 0 where the epoch is over.
 
     The tail, what is left for the last step when the batch size does not divide the epoch, is a step of its own and
     smaller, or with ``drop_last`` left out.
@@ -26,7 +26,7 @@ def step_size(cursor: int, *, length: int, global_batch_size: int, drop_last: bo
 
 
 def steps_left(cursor: int, *, length: int, global_batch_size: int, drop_last: bool) -> int:
-    """How many steps follow in the epoch; arguments as for :func:`step_size`."""
+    """Return the number of steps that follow in the epoch; arguments as for :func:`step_size`."""
     whole, tail = divmod(length - cursor, global_batch_size)
     return whole + (tail > 0 and not drop_last)
 

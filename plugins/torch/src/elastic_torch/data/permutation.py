@@ -49,7 +49,7 @@ class Order:
 
     @property
     def name(self) -> str:
-        """How the order is made."""
+        """The name of the method that makes the order."""
         return SHUFFLED if self.shuffle else IN_ORDER
 
     def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -152,17 +152,17 @@ class ElasticDistributedSampler(Sampler[int]):
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether no step of the epoch is left."""
+        """True if no step of the epoch is left."""
         return self.steps_left == 0
 
     @property
     def steps_left(self) -> int:
-        """How many steps of the epoch are not committed."""
+        """The number of steps of the epoch that are not committed."""
         return self._steps_after(self._cursor)
 
     @property
     def steps_in_epoch(self) -> int:
-        """How many steps a whole epoch has."""
+        """The number of steps of a whole epoch."""
         return self._steps_after(0)
 
     def _steps_after(self, cursor: int) -> int:
@@ -217,7 +217,7 @@ class ElasticDistributedSampler(Sampler[int]):
         return (index for batch in self._batches() for index in batch)
 
     def __len__(self) -> int:
-        """How many indices of this rank a whole epoch has, wherever in it we are; ``steps_left`` says what is left."""
+        """Return the number of this rank's indices in a whole epoch, wherever in it we are; see ``steps_left``."""
         whole, tail = divmod(self._length, self.global_batch_size)
         last = max(1, len(self._share(0, tail))) if tail and not self.drop_last else 0
         return whole * self.batch_size + last

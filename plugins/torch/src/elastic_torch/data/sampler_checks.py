@@ -1,4 +1,4 @@
-"""What a sampler is made with and what it loads, checked."""
+"""Checks of a sampler's arguments and of the state that it loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shards a loader once more, after the elastic sampler: Accelerate's and Lightning's wrappers, torch's sampler.
+"""Wrappers that shard a loader once more, after the elastic sampler: Accelerate's, Lightning's, torch's sampler.
 
 The elastic sampler gives each rank its part. Of that, a wrapper that takes every W-th batch leaves the others to be
 trained on by no rank, and no rank notices. It is found in two ways: by the attributes that lead from a loader to the
@@ -23,7 +23,7 @@ from elastic_core.errors import UsageError
 SHARDERS = frozenset({"BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"})
 """Classes that hand each process a part of what they draw, where there is more than one."""
 MOST_OBJECTS, MOST_ITEMS, MOST_FRAMES = 1000, 32, 200
-"""How far the search goes."""
+"""The depth of the search."""
 
 _Goal = Callable[[object], bool]
 
@@ -104,7 +104,7 @@ def _refuse(thing: object, goal: _Goal) -> None:
 
 
 def _leads(root: object, goal: _Goal, *, past_sharders: bool = True) -> bool:
-    """Whether an object may draw from what is looked for."""
+    """Return True if an object may draw from one that is looked for."""
     return any(goal(thing) for thing in _objects(root, goal, past_sharders=past_sharders))
 
 

@@ -1,4 +1,4 @@
-"""How the steps of an epoch were drawn and committed, and what that says where fewer were committed than there are."""
+"""The steps of an epoch that were drawn and committed, and the reason where fewer were committed than there are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EpochNotReadError(ElasticError, RuntimeError):
 
 
 class Verdict(Enum):
-    """What a reading says."""
+    """The conclusion of a reading."""
 
     WHOLE = "all that was drawn is committed, or the loop was left early"
     LIMITED = "the loader gives less than the epoch has"
@@ -43,17 +43,17 @@ class Reading:
     drawn: int = 0
     committed: int = 0
     weighed: int = 0
-    """How often the weight of a loss was asked for."""
+    """The number of requests for the weight of a loss."""
     ends: int = 0
-    """How often the end was met. A loader's workers ask again after it; a generator in between does not."""
+    """The number of ends that were met. A loader's workers ask again after it; a generator in between does not."""
     ahead: int = 0
     """Steps that were drawn and not committed, after the first commit."""
     rate: int = 0
     """Steps that were drawn between two commits, the end not being met, if it was as many each time."""
     rates: int = 0
-    """How often it was counted."""
+    """The number of times that this rate was counted."""
     varied: bool = False
-    """Whether it was not as many each time, or another thread than the training's draws."""
+    """True if the rates differ, or another thread than the training's draws."""
     _at_last: int = 0
     _drawn_by: int = 0
 

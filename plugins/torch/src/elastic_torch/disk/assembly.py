@@ -1,4 +1,4 @@
-"""Where a checkpoint can be had from when several directories have it, or parts of it. Pure functions."""
+"""The sources of a checkpoint when several directories have it, or parts of it. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic_torch.disk.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """How every directory gets the whole checkpoint.
+    """The copies that give every directory the whole checkpoint.
 
     Attributes:
         manifest: Of the save that directories without a whole one of their own get.
@@ -27,7 +27,7 @@ class Assembly:
 
 
 def assemble(holdings: Mapping[int, Holding], directories: int) -> Assembly | None:
-    """How all directories get what some have; None where no save can be put together.
+    """Return how all directories get what some have; None where no save can be put together.
 
     Islands with a whole checkpoint keep their own, though another save of the same position may differ in its files:
     what was trained is the same.

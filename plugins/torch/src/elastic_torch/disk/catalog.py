@@ -1,4 +1,4 @@
-"""What is in a checkpoint directory: which checkpoints there are, whether they are whole, and which may go."""
+"""The contents of a checkpoint directory: its checkpoints, whether they are whole, and which may go."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one directory has of a checkpoint.
+    """The files of a checkpoint in one directory.
 
     Attributes:
         folder: Its folder there.
@@ -65,7 +65,7 @@ class Holding:
 
     @property
     def whole(self) -> bool:
-        """Whether no file is missing; of a scattered one, files that other directories have are."""
+        """True if no file is missing; of a scattered one, files that other directories have are."""
         return self.intact >= {*self.manifest.files}
 
 

@@ -19,7 +19,7 @@ TIMEOUT = timedelta(hours=2)
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What came of it on one rank."""
+    """The failure of an operation on one rank."""
 
     error: Exception
     code: int | None = None
@@ -60,12 +60,12 @@ class Collective:
 
     @property
     def size(self) -> int:
-        """How many ranks."""
+        """The number of ranks."""
         return len(self.ranks)
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the first one."""
+        """True if this process is the first one."""
         return self.place == 0
 
     def gather(self, value: T) -> list[T]:

@@ -73,7 +73,7 @@ class _Files(FileSystemBase):
         return str(path)
 
     def exists(self, path: Any) -> bool:
-        """Whether there is such a file."""
+        """Return True if there is such a file."""
         return self._storage.size(str(path)) is not None
 
     def mkdir(self, path: Any) -> None:
@@ -112,7 +112,7 @@ _METADATA_NAMES = {
     ("torch.serialization", "_get_layout"),
     ("torch", "Size"),
 }
-"""What the metadata of torch 2.13 consists of, by module and name, besides data types."""
+"""The classes in the metadata of torch 2.13, by module and name, besides data types."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -146,7 +146,7 @@ class _Reader(FileSystemReader):
         return metadata
 
 
-class _Writer(FileSystemWriter):
+class _StorageWriter(FileSystemWriter):
     """Torch's writer of a rank's file, into a storage."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
@@ -174,7 +174,7 @@ def write(
     Raises:
         PeerFailedError: It failed on some rank.
     """
-    planner, writer = DefaultSavePlanner(), _Writer(storage, folder)
+    planner, writer = DefaultSavePlanner(), _StorageWriter(storage, folder)
     planner.set_up_planner(state, is_coordinator=collective.leads)
     writer.set_up_storage_writer(collective.leads)
     plans = collective.collect(lambda: writer.prepare_local_plan(planner.create_local_plan()))

@@ -133,7 +133,7 @@ class Disk:
         return self._ownership.run
 
     def due(self, step: int, *, last: bool = False) -> bool:
-        """Whether a checkpoint should be saved after this step. All ranks ask after every step, and hear the same.
+        """Return True if a checkpoint is due after this step. All ranks ask after every step, and get the same answer.
 
         Args:
             step: The training step.
@@ -181,7 +181,7 @@ class Disk:
         return self._writer.submit(lambda: self._write(position, copied, counters), copied)
 
     def _enter_again(self, step: int) -> Future[Checkpoint] | None:
-        """Where the directory could not be used before, try again; what has come of the save, if it still cannot."""
+        """Try once more to use a directory that was unusable; return the failed save if it still is."""
         if self._ownership.saver is not None:
             return None
         failed: CheckpointError
@@ -372,17 +372,17 @@ def _distributed() -> bool:
 
 
 def _is_restart(environ: Mapping[str, str]) -> bool:
-    """Whether this is a later round, or a restart: there may be more to lose in memory than a disk has."""
+    """Return True if this is a later round, or a restart: memory may have more to lose than a disk has."""
     return int(environ.get("ELASTIC_ROUND") or 0) > 1 or int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
 def ignores_unreadable(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user wants to begin anew where there is a state of the training and none can be loaded."""
+    """Return True if the user wants to begin anew where there is a training state and none can be loaded."""
     return _is_set(environ, IGNORE)
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:
-    """Whether a variable says yes.
+    """Return True if a variable says yes.
 
     Raises:
         UsageError: It says neither that nor no.

@@ -1,4 +1,4 @@
-"""What can go wrong with checkpoints on disk, in words for people."""
+"""The errors of checkpoints on disk, in words for people."""
 
 from __future__ import annotations
 

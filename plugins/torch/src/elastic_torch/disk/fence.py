@@ -27,7 +27,7 @@ _CLAIM = re.compile(r"run-(\d{4,})(?:_round-(\d{5,}))?\.json")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who saves.
+    """The identity of a process that saves.
 
     Attributes:
         uid: The run's own random id.
@@ -41,7 +41,7 @@ class Identity:
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> Identity:
-    """Who this process is, from ``ELASTIC_RUN_UID`` and ``ELASTIC_ROUND``.
+    """Return the identity of this process, from ``ELASTIC_RUN_UID`` and ``ELASTIC_ROUND``.
 
     Elsewhere (torchrun, a plain script) each start of the workers counts as a run of its own, under a random uid:
     runs are ordered by when they begin to save, so that comes to the same.
@@ -64,7 +64,7 @@ class Claim:
 
     @property
     def turn(self) -> tuple[int, int]:
-        """What claims are ordered by."""
+        """The key by which claims are ordered."""
         return (self.run, self.round)
 
 

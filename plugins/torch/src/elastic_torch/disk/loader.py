@@ -1,4 +1,4 @@
-"""How the ranks find the newest checkpoint that is intact anywhere, and how all get it.
+"""Loading by all ranks: they find the newest checkpoint that is intact anywhere, and all get it.
 
 With one directory for all that is a look into it. With a directory for each node, the ranks tell each other what they
 have, agree on the newest checkpoint that can be put together, and send what is missing over the process group.
@@ -38,7 +38,7 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What ``Disk.load`` has loaded.
+    """The result of ``Disk.load``.
 
     Attributes:
         checkpoint: Which checkpoint.

@@ -30,7 +30,7 @@ class UnknownFormatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileSum:
-    """What a file was when it was written: its size in bytes, and its SHA-256 in hexadecimal."""
+    """The sum of a file when it was written: its size in bytes, and its SHA-256 in hexadecimal."""
 
     size: int
     sha256: str
@@ -41,9 +41,9 @@ class Counters:
     """Counters that go from checkpoint to checkpoint, to measure how often the job fails."""
 
     failures: int = 0
-    """How often training had to go on from a checkpoint."""
+    """The number of times that training had to go on from a checkpoint."""
     seconds: float = 0.0
-    """How long it has trained, in all processes before."""
+    """The time that it has trained, in all processes before, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

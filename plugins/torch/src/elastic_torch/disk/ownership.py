@@ -18,7 +18,7 @@ from elastic_torch.version import Position
 
 
 class Ownership:
-    """Whether, and under which number, this process saves in a directory.
+    """The right of this process to save in a directory, and the number under which it does.
 
     The training's thread talks to all ranks over ``front``, the one that writes over ``back``.
 

@@ -30,7 +30,7 @@ LASTING = (errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
 
 
 def may_pass(error: OSError) -> bool:
-    """Whether another try may have another end. What is not there, or not allowed, stays so."""
+    """Return True if another try may succeed. A missing file or a missing permission stays so."""
     lasting = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
     return not isinstance(error, lasting) and error.errno not in LASTING
 

@@ -1,4 +1,4 @@
-"""How the ranks save one checkpoint together.
+"""Saving of one checkpoint by all ranks together.
 
 Written beside, checked, published by one rename, ``latest`` last, and old ones removed after that. A process that dies
 anywhere in between leaves the checkpoints as they were, or with the new one complete.
@@ -34,7 +34,7 @@ _REMEDIES = {
     errno.EACCES: "Give this user the right to write there.",
     errno.ENOENT: "If the directory is gone, make it again, or mount it.",  # we do not: the disk would be another one
 }
-"""What to do about errors of the system."""
+"""The advice for errors of the system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Saver:
     """The ranks that see the same directory; the first one writes what a checkpoint has once."""
     me: Identity
     keep: int
-    """How many checkpoints stay."""
+    """The number of checkpoints that stay."""
 
     def save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
         """Save a snapshot. Collective; on the writer's thread.
@@ -176,7 +176,7 @@ class Saver:
 
 
 def _is_scattered(state: Any, together: frozenset[int]) -> bool:
-    """Whether some tensor lies on ranks besides ``together`` (global ranks), each of which has a part of it."""
+    """Return True if some tensor lies on ranks besides ``together`` (global ranks), each of which has a part of it."""
     # A tensor that every rank has whole would be scattered all the same: torch saves it from one rank only.
     sharded = [leaf for _, leaf in leaves(state) if isinstance(leaf, DTensor)]
     return any(not {int(rank) for rank in leaf.device_mesh.mesh.flatten()} <= together for leaf in sharded)

@@ -18,7 +18,7 @@ from elastic_core.errors import UsageError
 from elastic_torch.disk.collective import Collective
 
 PRIOR_FAILURES = 1.0
-"""How many failures' worth of evidence the assumed mean time between failures counts as."""
+"""The weight of the assumed mean time between failures, as a number of observed failures."""
 WARM_UP = 10
 """Steps after which a first measurement is asked for."""
 MOST_STEPS = 1_000_000
@@ -67,11 +67,11 @@ class Schedule:
 
     @property
     def saves(self) -> bool:
-        """Whether anything is ever due."""
+        """True if anything is ever due."""
         return self._interval is not None
 
     def due(self, step: int) -> bool:
-        """Whether to save after this step."""
+        """Return True if a checkpoint is due after this step."""
         if self._interval is None:
             return False
         if isinstance(self._interval, int):

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a directory that a process can die over at any moment, or a URL (:mod:`.url`).
+"""The storage of checkpoints: a directory that a process can die over at any moment, or a URL (:mod:`.url`).
 
 Everything here is small and durable: what a function has written, it has fsynced, the directory's entry as well. All
 paths are relative to the root and use ``/``.
@@ -320,7 +320,7 @@ class LocalStorage:
             return stack.pop_all()
 
     def held(self, path: str) -> bool:
-        """Whether another process holds it, also after ``PATIENCE``. False where that cannot be known."""
+        """Return True if another process holds it, also after ``PATIENCE``. False where that cannot be known."""
         try:
             file = open(self._root / path, "r+b")  # noqa: SIM115  (closed below)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What torch's flight recorder knows of a hang: at which collective the ranks are, and which have not come to it.
+"""The facts of torch's flight recorder about a hang: the collective of each rank, and the ranks that are not there.
 
 torch records the newest collectives of each process. ``plugin`` runs in the agent, without torch: it has workers write
 dumps into the folder of their round, asks for them once the job hangs, and runs ``analysis``, which is torch's own. An

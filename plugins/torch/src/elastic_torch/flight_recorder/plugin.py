@@ -46,7 +46,7 @@ def elastic_worker_environment(assignment: Assignment) -> Mapping[str, str]:
 
 @functools.cache
 def takes_pipes(directory: Path) -> bool:
-    """Whether named pipes can be made here: mounted object stores have none, and without one a worker aborts."""
+    """Return True if named pipes can be made here: mounted object stores have none, and without one a worker aborts."""
     probe = directory / f".elastic_pipe_{os.getpid()}"
     try:
         os.mkfifo(probe)

@@ -71,7 +71,7 @@ class Buffers:
         """The second buffer, while its memory is being taken."""
         with channel() as agent:
             self.outlives = agent is not None
-            """Whether there is an agent that keeps them; without one a snapshot is of no use."""
+            """True if there is an agent that keeps them; without one a snapshot is of no use."""
         self._buffers = [adopted(name) for name in self._names]
         self._newest: Buffer | None = None
         """The buffer that the next commit must not touch: the newest snapshot, or the one that was restored."""
@@ -81,7 +81,7 @@ class Buffers:
             self._settle(sorted((buffer for buffer in self._buffers if buffer is not None), key=_age, reverse=True))
 
     def is_empty(self) -> bool:
-        """Whether nothing was ever kept."""
+        """Return True if nothing was ever kept."""
         return not any(self._buffers)
 
     def snapshots(self) -> list[Snapshot]:

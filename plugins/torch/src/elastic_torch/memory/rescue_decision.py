@@ -13,7 +13,7 @@ from elastic_core.events import Event, Level
 from elastic_torch.memory.rescue_files import Written, write_all
 from elastic_torch.memory.snapshot_format import (
     RESCUE,
-    Kept,
+    KeptSnapshot,
     Request,
     is_of_other_release,
     request_in,
@@ -32,13 +32,13 @@ def rescue(left: LeftMemory) -> None:
         what = f"what workers have left in memory as {', '.join(names)} is lost: this agent's release does not read it"
         message = f"{what}. Use one release of Elastic for agents and workers"
         left.publish(Event("rescue_failed", message, Level.ERROR))
-    for lost in unasked(left.held):
+    for lost in unclaimed(left.held):
         message = (
             f"step {lost.stamp.step} was only in memory, and is lost with the job: the next run begins without it. "
             "Save checkpoints, with TrainState(disk=...), or set ELASTIC_RESCUE_DIR"
         )
         left.publish(Event("rescue_failed", message, Level.WARNING, {"step": lost.stamp.step}))
-    every = [(request, worth(request, snapshots(left.held, request.name))) for request in requests(left.held)]
+    every = [(request, worth_writing(request, snapshots(left.held, request.name))) for request in requests(left.held)]
     wanted = [(request, kept) for request, kept in every if kept]
     if not wanted:
         return
@@ -57,7 +57,7 @@ def requests(held: Mapping[str, int]) -> list[Request]:
     return [found for name in names if (found := request_in(name, held[f"{name}/{RESCUE}"])) is not None]
 
 
-def unasked(held: Mapping[str, int]) -> list[Kept]:
+def unclaimed(held: Mapping[str, int]) -> list[KeptSnapshot]:
     """Return the newest snapshot of each state that no worker has asked to write."""
     names = {name.partition("/")[0] for name in held if f"{name.partition('/')[0]}/{RESCUE}" not in held}
     return [kept[0] for name in sorted(names) if (kept := snapshots(held, name))]
@@ -70,12 +70,12 @@ def unreadable(held: Mapping[str, int]) -> list[str]:
     return sorted({*(asked_for - understood), *(name for name, fd in held.items() if is_of_other_release(fd))})
 
 
-def snapshots(held: Mapping[str, int], name: str) -> list[Kept]:
+def snapshots(held: Mapping[str, int], name: str) -> list[KeptSnapshot]:
     """Return the complete snapshots of a state, the newest first."""
     return snapshots_in(fd for key, fd in held.items() if key.startswith(f"{name}/"))
 
 
-def worth(request: Request, kept: Sequence[Kept]) -> list[Kept]:
+def worth_writing(request: Request, kept: Sequence[KeptSnapshot]) -> list[KeptSnapshot]:
     """Return the snapshots to write, the newest first: none if the disk has one that is as new. Pure.
 
     Of a sharded state, other nodes may only have parts of an older step, so all parts here are written, each once. A

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic_torch.memory.snapshot_format import Kept, Request, Target, kept_in
+from elastic_torch.memory.snapshot_format import KeptSnapshot, Request, Target, snapshot_in
 
 logger = logging.getLogger("elastic_torch.memory")
 BLOCK = 8 << 20
@@ -35,7 +35,7 @@ _ABANDONED_SECONDS = 86400.0  # after which an unfinished file counts as abandon
 class Written:
     """A snapshot that is on disk now; without a path, one that is not, and why."""
 
-    kept: Kept
+    kept: KeptSnapshot
     path: Path | None = None
     why: str = ""
 
@@ -66,12 +66,14 @@ class _Stopped(Exception):
     """There is no more time."""
 
 
-def write_all(wanted: Sequence[tuple[Request, Sequence[Kept]]], node: str, stop: threading.Event) -> list[Written]:
+def write_all(
+    wanted: Sequence[tuple[Request, Sequence[KeptSnapshot]]], node: str, stop: threading.Event
+) -> list[Written]:
     """Write snapshots, as :func:`write` does."""
     return [write(request, each, node, stop) for request, kept in wanted for each in kept]
 
 
-def write(request: Request, kept: Kept, node: str, stop: threading.Event) -> Written:
+def write(request: Request, kept: KeptSnapshot, node: str, stop: threading.Event) -> Written:
     """Write one snapshot into the first directory that takes it, until ``stop`` is set. No partial file stays.
 
     ``node`` describes this node, for the reader of the JSON file.
@@ -88,7 +90,7 @@ def write(request: Request, kept: Kept, node: str, stop: threading.Event) -> Wri
     return Written(kept, why="; ".join(reasons) or "there is no directory to write to")
 
 
-def _write_to(target: Target, request: Request, kept: Kept, node: str, stop: threading.Event) -> Path:
+def _write_to(target: Target, request: Request, kept: KeptSnapshot, node: str, stop: threading.Event) -> Path:
     """Write a snapshot to a directory, unless another node has; return the path of the file.
 
     Raises:
@@ -107,7 +109,7 @@ def _write_to(target: Target, request: Request, kept: Kept, node: str, stop: thr
             return final
         with _removed_on_error(temporary):
             sha256 = _copy(kept, fd, stop)
-            if kept_in(kept.fd) != kept:
+            if snapshot_in(kept.fd) != kept:
                 raise OSError(errno.EBUSY, "it was written to meanwhile")
             os.rename(temporary, final)
         body = {
@@ -203,7 +205,7 @@ def _lock(fd: int) -> bool | None:
     return True
 
 
-def _copy(kept: Kept, fd: int, stop: threading.Event) -> str:
+def _copy(kept: KeptSnapshot, fd: int, stop: threading.Event) -> str:
     """Copy the bytes of a snapshot to ``fd`` and sync them; return their SHA-256."""
     digest, at = hashlib.sha256(), 0
     while at < kept.size:

@@ -37,7 +37,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a buffer holds. The tensors are views of its memory, for as long as nothing else is written there."""
+    """The contents of a buffer. The tensors are views of its memory, for as long as nothing else is written there."""
 
     stamp: Stamp
     said: Any
@@ -67,11 +67,11 @@ class Buffer:
         self._map = mmap.mmap(fd, self.size, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
         self._new = new
         self._pinned: bool | None = None
-        """Whether a GPU's copies go here directly; None as long as there have been none."""
+        """True if a GPU's copies go here directly; None as long as there have been none."""
         self._layout = _Layout.of([])
         self._views: list[torch.Tensor] = []
         self._known: tuple[bytes, Snapshot] | None = None
-        """What was read last, and the header at that time."""
+        """The last value read, and the header at that time."""
 
     @classmethod
     def create(cls, name: str, tensors: Sequence[torch.Tensor], said_bytes: int) -> Buffer:
@@ -214,7 +214,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where tensors lie in a buffer.
+    """The layout of tensors in a buffer.
 
     Attributes:
         types: Of each its type and shape.

@@ -29,7 +29,7 @@ _REQUEST_MAX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptSnapshot:
     """A complete snapshot in a memory file, of which ``size`` bytes are used."""
 
     fd: int
@@ -44,7 +44,7 @@ class Target(NamedTuple):
 
     path: str
     spare: bool = False
-    """Whether it is a default: then only this user may have access to it, and a part of its disk stays free."""
+    """True if it is a default: then only this user may have access to it, and a part of its disk stays free."""
 
     def is_own(self) -> bool:
         """Return whether the user has named it, or no other user can write to it."""
@@ -87,7 +87,7 @@ def request_in(name: str, fd: int) -> Request | None:
     return Request(name, run, whole, body.get("base"), stamp, targets)
 
 
-def kept_in(fd: int) -> Kept | None:
+def snapshot_in(fd: int) -> KeptSnapshot | None:
     """Return the snapshot in a memory file; None if there is no complete one."""
     header = os.pread(fd, HEADER.size, 0)
     if len(header) < HEADER.size:
@@ -98,12 +98,12 @@ def kept_in(fd: int) -> Kept | None:
     if (text := _TEXT.match(os.pread(fd, 256, start))) is None:
         return None
     round_, step, rank, world = (None if group is None else int(group) for group in text.groups())
-    return Kept(fd, start + length, Stamp(round_ or 0, step or 0), rank, world)
+    return KeptSnapshot(fd, start + length, Stamp(round_ or 0, step or 0), rank, world)
 
 
-def snapshots_in(descriptors: Iterable[int]) -> list[Kept]:
+def snapshots_in(descriptors: Iterable[int]) -> list[KeptSnapshot]:
     """Return the complete snapshots in memory files, the newest first."""
-    return sorted(filter(None, map(kept_in, descriptors)), key=lambda kept: kept.stamp, reverse=True)
+    return sorted(filter(None, map(snapshot_in, descriptors)), key=lambda kept: kept.stamp, reverse=True)
 
 
 def is_of_other_release(fd: int) -> bool:

@@ -33,7 +33,7 @@ class TakenState:
     model: Mapping[str, Any]
     rest: Mapping[str, Any]
     whole: bool
-    """Whether this rank itself has kept all of it, its random generators too."""
+    """True if this rank itself has kept all of it, its random generators too."""
     tier: Tier
 
 
@@ -44,7 +44,7 @@ class MemoryTier:
     """
 
     whole = True
-    """Whether each rank has all of the state."""
+    """True if each rank has all of the state."""
 
     def __init__(self, buffers: Buffers, peers: Peers) -> None:
         self._buffers, self._peers = buffers, peers
@@ -88,7 +88,7 @@ class MemoryTier:
         self._buffers.take_back(stamp)
 
     def has(self, stamp: Stamp) -> bool:
-        """Whether all ranks would go on from this snapshot: a rank whose agent keeps nothing gets it from another."""
+        """Return True if all ranks would restore this snapshot: a rank whose agent keeps none gets it from another."""
         choice = choose(self._peers.gather_stamps(self._buffers.stamps() if self._buffers.outlives else ()))
         if choice is None or choice.stamp != stamp:
             return False

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 
 class Accumulation:
-    """Where an epoch's loop is within a step.
+    """The position of an epoch's loop within a step.
 
     Args:
         size: Batches to a step; an epoch's last step may have fewer.
@@ -20,23 +20,23 @@ class Accumulation:
         self._done = 0
         """Batches of the step in progress that are done."""
         self._of = size
-        """How many it has."""
+        """The number of batches of the step."""
         self._samples = 0
         """Samples in it, of all ranks; 0 before its first batch, and where the sampler does not say."""
 
     @property
     def open(self) -> bool:
-        """Whether the step in progress has batches that are done."""
+        """True if the step in progress has batches that are done."""
         return self._done > 0
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether no batch is left, as far as that is known."""
+        """True if no batch is left, as far as that is known."""
         return self._left == 0
 
     @property
     def at_last(self) -> bool:
-        """Whether the batch in hand completes the step."""
+        """True if the batch in hand completes the step."""
         return self._done + 1 >= self._of
 
     def batch(self) -> None:

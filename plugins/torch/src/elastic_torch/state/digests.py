@@ -19,7 +19,7 @@ _CHUNK = 1 << 20
 
 
 class Comparison:
-    """Whether a state that is declared to be the same on all ranks is; said once for each place.
+    """The comparison of state that is declared to be the same on all ranks; each difference is logged once.
 
     Args:
         peers: All ranks.
@@ -30,7 +30,7 @@ class Comparison:
         self._said: set[str] = set()
 
     def due(self, commits: int) -> bool:
-        """Whether to compare after so many commits of this process: the first, the 10th, the 100th and so on."""
+        """Return True after the commits of this process that are compared: the first, the 10th, the 100th and so on."""
         return self._peers.world > 1 and commits == 10 ** (len(str(commits)) - 1)
 
     def make(self, state: Mapping[str, Any], common: Components, *, first: bool) -> None:

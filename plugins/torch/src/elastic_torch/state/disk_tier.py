@@ -1,5 +1,5 @@
-"""What :class:`~elastic_torch.state.train_state.TrainState` asks of the tier that outlives the job: checkpoints on
-disk.
+"""The interface of :class:`~elastic_torch.state.train_state.TrainState` to checkpoints on disk, the tier that outlives
+the job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AnyCheckpoint(Protocol):
 
 
 class AnyLoaded(Protocol):
-    """What was loaded."""
+    """A loaded checkpoint."""
 
     @property
     def checkpoint(self) -> AnyCheckpoint:
@@ -32,14 +32,14 @@ class AnyLoaded(Protocol):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What was saved there, tensors in host memory."""
+        """The state that was saved there, tensors in host memory."""
 
 
 class DiskTier(Protocol):
     """Checkpoints, complete or not there at all. All ranks call the same methods in the same order."""
 
     def due(self, step: int, *, last: bool = False) -> bool:
-        """Whether this step is to be saved. Asked after every step; the same answer on all ranks.
+        """Return True if this step is to be saved. Asked after every step; the same answer on all ranks.
 
         Args:
             step: Steps done so far.

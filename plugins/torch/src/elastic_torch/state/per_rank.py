@@ -91,7 +91,7 @@ class PerRank:
                 )
 
     def restores(self, loader: object, common: Mapping[str, object]) -> bool:
-        """Whether a loader knows by itself how far it is, and its state was restored with this rank's own.
+        """Return True if a loader knows its own position, and its state was restored with this rank's own.
 
         Raises:
             UsageError: Its state and its sampler's are both restored; or it is in ``common``, which is declared to be

@@ -10,7 +10,7 @@ from elastic_torch.version import Stamp
 
 
 class Tier(enum.Enum):
-    """Where a rank takes its state from."""
+    """The source of a rank's state."""
 
     MEMORY = "memory"
     """A snapshot that this node's agent has kept for it."""
@@ -32,7 +32,7 @@ class Choice:
     without: tuple[int, ...]
 
     def tier(self, rank: int) -> Tier:
-        """Where a rank takes it from."""
+        """Return the source of a rank's state."""
         return Tier.PEER if rank in self.without else Tier.MEMORY
 
 

@@ -22,7 +22,7 @@ from elastic_torch.version import Stamp
 PART = 64 << 20
 """Bytes that are sent at once."""
 PATIENCE = timedelta(days=1)
-"""How long a rank waits for another: one may evaluate for long meanwhile. A dead one breaks its connections."""
+"""The time that a rank waits for another: one may evaluate for long meanwhile. A dead one breaks its connections."""
 NAP = 0.005
 """Seconds between two looks at whether a collective is done."""
 
@@ -43,7 +43,7 @@ class Peers:
 
     @property
     def world(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return dist.get_world_size() if dist.is_initialized() else 1
 
     def gather_bytes(self, content: torch.Tensor) -> list[torch.Tensor]:
@@ -118,7 +118,7 @@ class Transport:
         return [each.tolist() for each in everybodys]
 
     def agree(self, well: bool) -> bool:
-        """Whether it is so on all ranks."""
+        """Return True if the value is true on all ranks."""
         return all(said for [said] in self.gather([int(well)]))
 
     def add_up(self, table: torch.Tensor) -> torch.Tensor:

@@ -50,12 +50,12 @@ NO_BATCH = (
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What :meth:`TrainState.restore` went back to."""
+    """The state to which :meth:`TrainState.restore` went back."""
 
     step: int
     epoch: int
     tier: Tier
-    """Where this rank took it from."""
+    """The source of this rank's state."""
 
 
 class TrainState:
@@ -155,16 +155,16 @@ class TrainState:
         self._common = Components(model, optimizer, scheduler, sampler, extra)
         self._exact = exact_samples
         self._resumed = False
-        """Whether the next loader is to go on in the midst of an epoch."""
+        """True if the next loader is to go on in the midst of an epoch."""
         self._loader_has_ended = False
-        """Whether the last commit came after the loader's end, so that a loader's own state is that of its end."""
+        """True if the last commit came after the loader's end, so that a loader's own state is that of its end."""
         self._epoch_is_over = False
-        """Whether the last step committed was an epoch's last one, and the next epoch has not begun."""
+        """True if the last step committed was an epoch's last one, and the next epoch has not begun."""
         self._in_epoch = False  # the script is in the body of a loop over epochs
         self._unkept = False  # the last step is counted, and is kept when the next epoch begins
         self.lacks_batches = False  # the epoch was resumed after its last batch: no variable of its loop is set
         self._ranks = self._peers.world
-        """How many ranks made the restored state."""
+        """The number of ranks that made the restored state."""
         self._snapshot_every = snapshot_every
         self._place = Place.found()
         self._memory = memory_tier(self._common, name, self._place.local_rank, replicate_every, self._peers)
@@ -281,13 +281,13 @@ class TrainState:
         return iterator, left
 
     def _goes_on(self, loader: object) -> bool:
-        """Whether the loader's position means the same samples to any number of ranks."""
+        """Return True if the loader's position means the same samples to any number of ranks."""
         elastic = isinstance(self._sampler, ElasticDistributedSampler) or getattr(self._sampler, "elastic", False)
         return bool(elastic) and (loader is self._sampler or self._common.sampler_knows)
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the batch in hand completes a step: the optimizer's turn. Else gradients add up, without DDP's sync.
+        """True if this batch completes a step: the optimizer's turn. Else gradients add up, without DDP's sync.
 
         With a loader that has no length the last batch of an epoch is not known: the step of the optimizer for the
         gradients that are left is then after the loop.

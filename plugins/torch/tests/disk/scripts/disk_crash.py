@@ -38,12 +38,12 @@ NEW = 30
 
 
 def state(step: int) -> dict[str, Any]:
-    """What is saved at a step."""
+    """Return the state that is saved at a step."""
     return {"weight": torch.full((64, 8), float(step)), "deep": {"step": step, "bias": torch.arange(5) * step}}
 
 
 def is_whole(found: dict[str, Any], step: int) -> bool:
-    """Whether that is what was saved at this step."""
+    """Return True if that is what was saved at this step."""
     expected = state(step)
     return (
         torch.equal(found["weight"], expected["weight"])
@@ -72,7 +72,7 @@ class Platter:
         self.top = self.adopt(self.root)
 
     def adopt(self, path: Path) -> int:
-        """What is there already has been there for long."""
+        """Take all files that are there for written long ago."""
         if path.is_symlink():
             content: Any = os.readlink(path)
         elif path.is_dir():
@@ -217,7 +217,7 @@ def examine(root: Path, at: int, what: str) -> None:
 
 
 def die() -> None:
-    """As the kernel, or somebody without pity, does it."""
+    """End the process at once, as the kernel does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

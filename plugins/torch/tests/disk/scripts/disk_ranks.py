@@ -25,7 +25,7 @@ from elastic_torch.disk.storage import LocalStorage
 
 
 class Stage:
-    """What a scene needs: its folder, the act (from 0), and this rank."""
+    """The parameters of a scene: its folder, the act (from 0), and this rank."""
 
     def __init__(self, folder: Path, act: int, rank: int, world: int) -> None:
         self.folder, self.act, self.rank, self.world = folder, act, rank, world
@@ -88,7 +88,7 @@ def scattered(stage: Stage) -> None:
 
 
 def one_rank_fails(stage: Stage) -> None:
-    """What goes wrong on one rank is an error on all, and the next save works."""
+    """An error on one rank is an error on all, and the next save works."""
     with stage.open(stage.folder / "shared") as disk:
         disk.save(sharded(1), 1).result()
         real = os.write
@@ -112,7 +112,7 @@ def one_rank_fails(stage: Stage) -> None:
 
 
 def without_a_group(stage: Stage) -> None:
-    """All ranks save to one path at once, though nobody has told them of each other."""
+    """All ranks save to one path at once, though they do not know of each other."""
     start = dist.FileStore(f"{stage.folder}/start", stage.world)  # type: ignore[attr-defined]  # it is public, its stub says otherwise
     start.set(str(stage.rank), "")
     start.wait([str(rank) for rank in range(stage.world)])

@@ -1,4 +1,4 @@
-"""Who has what, and who gives what to whom."""
+"""The holders of parts, and the plan by which they give them to others."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_states_come_newest_first() -> None:
     assert [found.stamp for found in every(holdings)] == [Stamp(2, 1), Stamp(1, 5), Stamp(1, 4)]
 
 
-def test_what_the_loss_of_a_node_would_lead_back_to() -> None:
+def test_the_state_that_the_loss_of_a_node_would_lead_back_to() -> None:
     found = [
         FoundState(Stamp(1, 7), ((0,), (1,), (2,))),
         FoundState(Stamp(1, 6), ((0, 1), (0, 1), (2,))),
@@ -109,7 +109,7 @@ def test_a_rank_gives_to_itself_what_it_has_and_others_take_turns() -> None:
 
 
 def rows(length: int, width: int, ranks: int) -> list[Box]:
-    """How ``Shard(0)`` lays a matrix out: as ``torch.chunk`` does."""
+    """Return the boxes of a matrix under ``Shard(0)``: as ``torch.chunk`` makes them."""
     step = -(-length // ranks)
     starts = [min(rank * step, length) for rank in range(ranks)]
     return [Box((start, 0), (min(step, length - start), width)) for start in starts]

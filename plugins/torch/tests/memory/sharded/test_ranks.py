@@ -16,7 +16,7 @@ WORLDS = [3, 4, 4, 1]
 
 
 def play(scene: str, *worlds: int) -> list[dict[str, Any]]:
-    """What the ranks say."""
+    """Return the reports of the ranks."""
     command = [sys.executable, str(SCRIPT), scene, *map(str, worlds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
@@ -49,7 +49,7 @@ def test_when_a_rank_cannot_go_on_replicating_the_others_do_not_wait_for_it() ->
     assert [facts["replicated"] for facts in said] == [False] * 3
 
 
-def test_what_two_ranks_save_on_disk_three_and_one_go_on_from() -> None:
+def test_three_ranks_and_one_go_on_from_a_state_that_two_saved_on_disk() -> None:
     said = play("disk", 2, 3, 1)
     began = {facts["act"]: facts for facts in said if "began" in facts}
     ended = {facts["act"]: facts for facts in said if "ended" in facts}

@@ -33,7 +33,7 @@ def test_without_replicas_there_are_two_slots() -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_what_is_pinned_stays_beside_the_newest() -> None:
+def test_a_pinned_state_stays_beside_the_newest() -> None:
     pinned: list[Stamp] = []
     pool = Buffers("train", 0, MOST, pinned=lambda: pinned)
     for step in range(1, 20):
@@ -60,7 +60,7 @@ def test_fast_replicas_need_three_slots() -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_what_was_gone_back_to_stays_until_the_first_commit_is_whole() -> None:
+def test_the_restored_state_stays_until_the_first_commit_is_whole() -> None:
     pool = Buffers("train", 0, MOST)
     commit(pool, 4)
     commit(pool, 5)

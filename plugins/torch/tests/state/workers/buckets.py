@@ -56,7 +56,7 @@ def step(model: DistributedDataParallel, accumulate: int) -> None:
 
 
 def look(options: dict[str, Any], hook: str, accumulate: int) -> dict[str, Any]:
-    """What becomes of the buckets, and of what must not change."""
+    """Return the buckets, and the values that must not change."""
 
     def made() -> DistributedDataParallel:
         model = DistributedDataParallel(Net(), bucket_cap_mb=0.03, **options)

@@ -63,7 +63,7 @@ def translate_error(error: BaseException, what: str) -> ElasticError:
 
 
 def is_graceful_exit(error: BaseException) -> bool:
-    """Whether a handler's error only says that this node is not needed (RendezvousGracefulExitError)."""
+    """Return True if a handler's error only says that this node is not needed (RendezvousGracefulExitError)."""
     return any(kind.__name__ == "RendezvousGracefulExitError" for kind in type(error).__mro__)
 
 

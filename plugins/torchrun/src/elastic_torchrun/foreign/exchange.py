@@ -33,7 +33,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a node says about itself."""
+    """The card of a node: its description of itself."""
 
     node_id: str
     host: str
@@ -61,7 +61,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How to wait, so that a wait can be cancelled and tests take no time."""
+    """The way to wait, so that a wait can be cancelled and tests take no time."""
 
     pause: Callable[[float], bool]  # sleeps for a number of seconds and returns whether to give up
     now: Callable[[], float] = time.monotonic

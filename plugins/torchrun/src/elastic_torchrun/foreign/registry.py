@@ -209,7 +209,7 @@ class HandlerPlugin:
 
 
 def requires_argument(factory: Factory) -> bool:
-    """Whether a factory cannot be called without an argument."""
+    """Return True if a factory cannot be called without an argument."""
     try:
         inspect.signature(factory).bind()
     except TypeError:

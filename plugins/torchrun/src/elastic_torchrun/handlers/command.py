@@ -1,4 +1,4 @@
-"""What a torchrun runs, read off its own command line: its handlers are not told."""
+"""The command of a torchrun, read from its own command line: its handlers do not get it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people read on stderr of torchrun's agent, which has no observers of ours."""
+"""The messages on stderr of torchrun's agent, which has no observers of ours."""
 
 from __future__ import annotations
 

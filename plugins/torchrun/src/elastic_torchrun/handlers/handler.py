@@ -71,7 +71,7 @@ from elastic_torchrun.handlers.console import say
 from elastic_torchrun.handlers.errors import torchs_errors
 
 AGREED = ("torchrun",)
-"""What such nodes say in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
+"""The text of such nodes in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
 TICK = 1.0
 """Seconds between two signs of life of this process. (Of the agent's loop there are none while it stops workers.)"""
 SILENT_PROGRESS = 30.0
@@ -102,7 +102,7 @@ class TorchrunHandler(RendezvousHandler):
         self._begun: tuple[Round, float] | None = None
         """The round to start, or that was started, and when it was."""
         self._fresh = False
-        """Whether that is one which the agent has not been given yet."""
+        """True if that is one which the agent has not been given yet."""
         self._last = 0
         """The round in which the agent entered its exit barrier; 0 while it has not. Any later one is the others'."""
         self._exit: Exit | None = None
@@ -110,7 +110,7 @@ class TorchrunHandler(RendezvousHandler):
         self._shut = threading.Event()
         self._told = True
         self._address = ""
-        """Where the others find this node."""
+        """The address of this node for the others."""
         self._secrets: dict[str, str] = {}
         """Passwords that were taken out of this process' environment."""
         self._ports: dict[str, HeldPort] = {}
@@ -179,7 +179,7 @@ class TorchrunHandler(RendezvousHandler):
             return int(self._state.work is Work.STOPPING or now - self._session.contact.at >= fence)
 
     def is_closed(self) -> bool:
-        """Whether the job is closed."""
+        """Return True if the job is closed."""
         with self._changed:
             return self._session is not None and self._state.ledger.closed is not None
 
@@ -375,11 +375,11 @@ class TorchrunHandler(RendezvousHandler):
         return offer
 
     def _is_next(self, current: Round) -> bool:
-        """Whether the agent is still to be given this round."""
+        """Return True if the agent is still to be given this round."""
         return self._fresh and self._begun is not None and self._begun[0] is current
 
     def _over(self, current: Round) -> bool:
-        """Whether there is no waiting for this round any more; waits a moment for that."""
+        """Return True if the wait for this round is over; waits a moment for that."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._is_next(current) or bool(self._exit or self._crash), stores.LOOK

@@ -21,7 +21,7 @@ CONNECT_WITHIN = timedelta(seconds=60)
 LOOK = 0.05
 """Seconds between two looks whether a round is over, or its store is there."""
 STORE_TIMEOUT = timedelta(seconds=300)
-"""How long agents and workers wait for each other in a round's store; torch's own default."""
+"""The time that agents and workers wait for each other in a round's store; torch's own default."""
 
 
 class AgentStore:

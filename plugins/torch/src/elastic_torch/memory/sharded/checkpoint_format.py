@@ -26,7 +26,7 @@ from elastic_torch.state.components import Components
 from elastic_torch.state.state_tree import leaves
 
 Place = tuple[str, ...]
-"""Where in a state an optimizer's is: its name, or ``extra`` and its name."""
+"""The place of an optimizer's state in a whole one: its name, or ``extra`` and its name."""
 
 
 def named(common: Components, state: Mapping[str, Any]) -> dict[str, Any]:

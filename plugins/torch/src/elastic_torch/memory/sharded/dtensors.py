@@ -1,4 +1,4 @@
-"""What DTensors are made of: this rank's part, where it lies, and how the same is made for another number of ranks."""
+"""The parts of DTensors: this rank's part, its place, and the layout of the same for another number of ranks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def owners(where: str, optimizer: torch.optim.Optimizer) -> dict[str, DTensor]:
 
 
 def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner: Mapping[str, DTensor]) -> DTensor:
-    """Where a tensor of the state is to be put: the one that is there, or a new one, laid out as this round's are.
+    """Return the tensor to fill: the one of the state that is there, or a new one, laid out as this round's are.
 
     Args:
         leaf: What was kept of it.

@@ -24,7 +24,7 @@ class Box:
 
     @property
     def elements(self) -> int:
-        """How many it has; a tensor without dimensions has one."""
+        """The number of elements; a tensor without dimensions has one."""
         return math.prod(self.size)
 
     def overlap(self, other: Box) -> Box | None:
@@ -53,7 +53,7 @@ class HeldPart:
     stamp: Stamp
     rank: int
     world: int
-    """How many ranks there were then."""
+    """The number of ranks then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class FoundState:
 
     @property
     def world(self) -> int:
-        """How many ranks it was made by."""
+        """The number of ranks that made it."""
         return len(self.holders)
 
     def giver(self, old: int, taker: int) -> int:
-        """Who gives an old rank's part to a present rank: that one itself if it can, else one of the others in turn."""
+        """Return the rank that gives an old rank's part to ``taker``: itself if it can, else the others in turn."""
         having = self.holders[old]
         return taker if taker in having else having[taker % len(having)]
 
@@ -102,7 +102,7 @@ def twice(found: Sequence[FoundState], nodes: Sequence[int]) -> FoundState | Non
 
 
 def partners(nodes: Sequence[int]) -> tuple[int | None, ...]:
-    """Who keeps the replica of each rank's part: a rank of the next node; None where there is but one node.
+    """Return the keeper of the replica of each rank's part: a rank of the next node; None where there is one node.
 
     Nodes of different sizes share what there is: the ranks of the next one take it in turns.
     """

@@ -58,7 +58,7 @@ class Replicator:
         self._transport, self._replicas, self._buffer_of = transport, replicas, buffer_of
         self._partner, self._sources = partner[transport.rank], sources(partner, transport.rank)
         self._way: Stamp | None = None
-        """What has been offered, and is neither safe nor left out yet."""
+        """The offers that are neither safe nor left out yet."""
         self._able, self._broken = True, False
         self._offers: queue.SimpleQueue[Stamp | Literal["end"] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="elastic-replicas", daemon=True)
@@ -127,7 +127,7 @@ class Replicator:
         self._replicas.let_go(len(self._sources))
 
     def _rooms(self, sizes: Sequence[int]) -> list[Buffer] | None:
-        """Where the replicas of this rank's sources are put; None where there is no memory for them."""
+        """Return the buffers for the replicas of this rank's sources; None where there is no memory for them."""
         try:
             return [self._replicas.room(number, size, self.safe) for number, size in enumerate(sizes)]
         except ResourceError as exc:

@@ -27,7 +27,7 @@ from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
 
 _PARTS = "state[1]['state']"
-"""Where in a whole state the parts are, by name."""
+"""The places of the parts in a whole state, by name."""
 
 
 class ShardedMemory(MemoryTier):
@@ -126,7 +126,7 @@ class ShardedMemory(MemoryTier):
             self._replicator.offer(self._newest)
 
     def has(self, stamp: Stamp) -> bool:
-        """Whether all ranks have kept that."""
+        """Return True if all ranks have kept that."""
         return all(self._peers.gather_stamps([stamp] if stamp == self._newest else []))
 
     def leave(self) -> None:

@@ -69,7 +69,7 @@ def state_of(world: int, scale: float) -> dict[str, Any]:
 
 
 def equal(state: dict[str, Any], scale: float) -> bool:
-    """Whether it is the state of this scale, on all ranks."""
+    """Return True if it is the state of this scale, on all ranks."""
     whole = {"rows": ROWS, "columns": COLUMNS, "all": COLUMNS, "scalar": torch.tensor(1.0), "momentum": ROWS}
     same = [torch.equal(state[key].full_tensor(), tensor * scale) for key, tensor in whole.items() if key in state]
     half = torch.equal(state["half"].full_tensor(), (ROWS * scale).bfloat16())
@@ -114,14 +114,14 @@ def replicate(rank: int, world: int, act: int, buffer: Buffer) -> None:
     found = buffer.read()
     assert found is not None
     sender.offer(found.stamp)
-    sender.offer_last(None)  # one that has none: nothing is replicated, and nobody waits for ever
+    sender.offer_last(None)  # one that has none: nothing is replicated, and no rank waits for ever
     sender.close()
     [(its, copy)] = kept.holdings().items()
     say(rank, act=act, replicated=sender.replicated == found.stamp, whose=its.rank, bytes=len(copy.views))
 
 
 def fail_to_replicate(rank: int, world: int, buffer: Buffer) -> None:
-    """Rank 0's thread ends by something that nobody has foreseen, while the others wait for its word."""
+    """Rank 0's thread ends by an unforeseen error, while the others wait for its word."""
     play_an_agent()
     if rank == 0:
         patch.object(Buffer, "finish", side_effect=OSError(5, "Input/output error")).start()
@@ -131,7 +131,7 @@ def fail_to_replicate(rank: int, world: int, buffer: Buffer) -> None:
     sender = Replicator(Transport(), partner, Replicas("test", rank), lambda _stamp: buffer, None)
     sender.offer(Stamp(0, 1))
     sender.close()
-    sender.offer(Stamp(0, 1))  # which nobody takes any more
+    sender.offer(Stamp(0, 1))  # which no rank takes any more
     sender.close()
     say(rank, replicated=sender.replicated is not None)
 
