@@ -204,7 +204,7 @@ class Outbox:
         return RETRY_FIRST if self.is_held() else max(0.0, self._due - self._state.runtime.now())
 
     def is_held(self) -> bool:
-        """Return True if the row must wait for contact: it could win a place in a round, whose workers the fence would stop.
+        """Return True if the row must wait for contact: it could win a place in a round, which the fence would stop.
 
         It is written after the next heartbeat that is contact.
         """
