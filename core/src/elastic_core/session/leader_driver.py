@@ -25,7 +25,7 @@ from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, apply, compose
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH, list_names
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Reached
-from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.backend import HandlerStore, RendezvousBackend, WorkersStore
 from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
 from elastic_core.session.runtime import Runtime
@@ -148,13 +148,13 @@ class LeaderDriver:
         except OversizedError as exc:
             entry = _closed_for(ledger, entry, exc)
             data = self.runtime.codec.encode_entry(entry)
-        if store.workers_store is not None and isinstance(entry.body, Round):
+        if isinstance(store, WorkersStore) and store.workers_store and isinstance(entry.body, Round):
             store.forget_workers()  # an embedded store has one leader, so no other one has begun this round meanwhile
         if store.append(ledger.head.link, entry.link, data):
             self._taken = entry
         else:
             check_head(store, ledger, self.runtime.codec)  # another node was faster, and the reader finds its entry
-            self._tell(store.waiting or self.waiting_for)
+            self._tell((store.waiting if isinstance(store, HandlerStore) else "") or self.waiting_for)
         if ledger.head.id != self._built_on:
             self._built_on, self._append_at = ledger.head.id, -math.inf
             self._backoff.worked()
