@@ -8,7 +8,8 @@
 * The leader: ``leader`` decides which entry follows. It decides from a ``leader_view`` and makes entries with
   ``leader_entries``. ``failure_detector`` says which nodes are lost, ``reachability`` which node the others cannot
   reach, ``graceful_stop`` how workers stop together, ``resize`` when a round makes room for waiting nodes, ``counters``
-  what a new round costs, and ``compaction`` which entries may shrink. ``stacks`` asks all nodes where their ranks are.
+  what a new round costs, ``compaction`` which entries may shrink, and ``questions`` what monitors of all nodes are
+  asked.
 * The node: ``node`` decides what the agent does next, in terms of ``node_events``. ``ranks`` says which ranks its
   workers get, ``row_delay`` how long its row may wait.
 * Around a run: ``admission`` says which nodes may join, ``succession`` which node follows a leader that is gone, and
@@ -23,17 +24,17 @@ NAMES = {
     "protocol.admission": "describe_differences",
     "protocol.codec": "decode_entry decode_row encode_entry encode_row",
     "protocol.counters": "as_record",
-    "protocol.entries": "Body Closed Entry Exclusion Halt HaltReason Leader Member Offer Open Round Stacks",
+    "protocol.entries": "Answers Body Closed Entry Exclusion Halt HaltReason Leader Member Offer Open Round",
     "protocol.leader_view": "SUSPICION_SECONDS",
     "protocol.ledger": "Ledger advance compose",
-    "protocol.limits": "FULL_STACKS_BYTES HOSTS_BYTES MAX_FAILURES MAX_PLACES PLACE_BYTES clip fit_names list_names",
+    "protocol.limits": "HOSTS_BYTES MAX_FAILURES clip fit_names list_names",
     "protocol.node": "NodeState row_of step",
-    "protocol.node_events": "Effect Exit Leaving Locate MakeOffer NodeEvent Offered Progressed Start Stop Work "
+    "protocol.node_events": "Effect Exit Leaving MakeOffer NodeEvent Offered Progressed Start Stop Work "
     "WorkerFailed WorkersDone WorkersGone",
-    "protocol.roster": "LocalStacks NodeInfo NodeRow Phase Slots",
+    "protocol.questions": "decode",
+    "protocol.roster": "Ask NodeInfo NodeRow Phase Slots",
     "protocol.schema": "reader writer",
     "protocol.settings": "Agreement Command PROTOCOL Settings Versions",
-    "protocol.stacks": "BRIEF FINISHED FULL LOOKS NO_STACK describe_hang report_alone waits_for_peers",
 }
 
 __getattr__ = names_of(__name__, NAMES)

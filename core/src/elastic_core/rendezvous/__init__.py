@@ -2,6 +2,7 @@
 
 * ``backend`` is the interface of a store, ``options`` is what a backend declares that it takes. ``handler`` has the
   interface of a whole rendezvous in torch's form, and the parameters from which both are made.
+* ``endpoint`` reads ``HOST[:PORT]``, and ``records`` packs entries and rows for a store of keys and values.
 * ``guard`` wraps a backend's connection so that an error of the backend names it. ``seal`` signs what is written with
   the job's token, which ``job_token`` reads.
 
@@ -17,11 +18,14 @@ NAMES = {
     "digest": "hex_digest",
     "errors": "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousStateError "
     "RendezvousTimeoutError",
-    "rendezvous.backend": "Cursor FoundJob HeartbeatReply Link MAX_VALUE_BYTES ORIGIN RendezvousBackend RosterRow "
-    "StoreWarning TOMBSTONE copy_traits",
+    "rendezvous.backend": "Cursor FoundJob HandlerStore HeartbeatReply Link MAX_VALUE_BYTES ORIGIN "
+    "RendezvousBackend ReplaceableServer RosterRow StoreWarning TOMBSTONE WorkersStore "
+    "check_size copy_traits",
+    "rendezvous.endpoint": "FORM HostPort ip_address timeouts",
     "rendezvous.handler": "BootstrapStoreInfo HandlerAnswer RendezvousHandler RendezvousInfo RendezvousParameters",
     "rendezvous.job_token": "TOKEN_VARIABLE read_token",
     "rendezvous.options": "RendezvousOptions boolean positive_seconds",
+    "rendezvous.records": "Entry MAX_RECORD_BYTES RecordReader Row is_number pack_link pack_revision quoted unquoted",
     "rendezvous.seal": "protect",
 }
 

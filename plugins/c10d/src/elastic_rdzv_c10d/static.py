@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core import hookimpl
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous import RendezvousOptions
-from elastic_rdzv_c10d.endpoint import FORM
+from elastic_core.rendezvous import FORM, RendezvousOptions
 from elastic_rdzv_c10d.plugin import Options, connect
 
 if TYPE_CHECKING:

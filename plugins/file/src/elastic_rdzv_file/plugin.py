@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from elastic_core import hookimpl
 from elastic_core.errors import RendezvousConnectionError, UsageError
-from elastic_core.rendezvous import RendezvousBackend, RendezvousOptions, RendezvousParameters
+from elastic_core.rendezvous import RendezvousBackend, RendezvousOptions, RendezvousParameters, positive_seconds
 from elastic_rdzv_file.backend import FileBackend
 from elastic_rdzv_file.inotify import POLL_INTERVAL
 
@@ -39,7 +38,10 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
     """
     interval = params.config.get("poll_interval")
     parent, made = _directory(params.endpoint)
-    seconds, shared = None if interval is None else _seconds(interval), params.get_as_bool("shared") or False
+    seconds, shared = (
+        None if interval is None else positive_seconds("poll_interval", interval),
+        params.get_as_bool("shared") or False,
+    )
     return FileBackend.open(parent, params.run_id, seconds, made=made, shared=shared)
 
 
@@ -81,13 +83,3 @@ def _directory(endpoint: str) -> tuple[Path, bool]:
             lasting=True,
         ) from exc
     return path, True
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"--rdzv_conf poll_interval={text} is not a positive number of seconds.")
-    return seconds

@@ -11,7 +11,15 @@ from collections.abc import Collection
 
 from elastic_core.plugins import LocalBackend
 from elastic_core.protocol import decode_entry
-from elastic_core.rendezvous import Cursor, HeartbeatReply, Link, RendezvousHandler, RosterRow, StoreWarning
+from elastic_core.rendezvous import (
+    Cursor,
+    HandlerStore,
+    HeartbeatReply,
+    Link,
+    RendezvousHandler,
+    RosterRow,
+    StoreWarning,
+)
 from elastic_torchrun.foreign.node import HandlerNode, Settings
 
 COST = """with a rendezvous handler of others this agent can do no more than torchrun's does:
@@ -23,7 +31,7 @@ a node that has finished waits for the others for {exit_barrier:g} s"""
 """Reported once, at the start."""
 
 
-class HandlerBackend(LocalBackend):
+class HandlerBackend(LocalBackend, HandlerStore):
     """One connection to the private ledger; the first one ends the handler's thread."""
 
     def __init__(self, node: HandlerNode) -> None:
