@@ -54,7 +54,7 @@ def test_the_picture_shows_what_elastic_prints_today() -> None:
 
 
 def test_the_numbers_are_those_that_were_measured() -> None:
-    measured = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    measured = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
     named = {
         "a worker is killed, on one node": "a worker is killed: one node, two workers",
         "one of two nodes is killed": "a node is killed, `--nnodes=1:2`; collectives fail",
