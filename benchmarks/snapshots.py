@@ -1,7 +1,7 @@
 """The cost of keeping a training's state, in memory and on the disk, beside torch's own ways and a plain copy.
 
-``make bench`` runs it after the others, and rewrites its tables in ``benchmarks/RESULTS.md``, which says how each figure
-is taken. ``make bench-snapshots ARGS=--only=disk`` does so with one of the two parts alone; with ``--kinds`` or
+``make bench`` runs it after the others, and rewrites its tables in ``benchmarks/RESULTS.md``, which says how each
+figure is taken. ``make bench-snapshots ARGS=--only=disk`` does so with one of the two parts alone; with ``--kinds`` or
 ``--size`` the page stays as it is.
 """
 
