@@ -81,7 +81,7 @@ def test_the_page_of_performance_has_numbers_that_were_measured() -> None:
 
 def test_the_report_is_one_of_those_that_are_tested() -> None:
     [report] = re.findall(r"^```text\n(.*?)```$", README, re.MULTILINE | re.DOTALL)
-    assert report in (ROOT / "docs" / "evidence" / "failure_stories.md").read_text(encoding="utf-8")
+    assert report in (ROOT / "tests" / "data" / "failure_stories.md").read_text(encoding="utf-8")
 
 
 def test_every_flag_that_readme_names_exists() -> None:
