@@ -1,7 +1,7 @@
 """The 29 failure names of a public study, each as a program that is run or as a reported text, and our class for each.
 
 The study is "Characterization of Large Language Model Development in the Datacenter" (NSDI 2024), table 3, of the
-cluster Acme. ``docs/failures.md`` shows the table; ``REWRITE_TABLES=1`` writes it anew.
+cluster Acme. ``docs/evidence/acme_failures.md`` shows the table; ``REWRITE_TABLES=1`` writes it anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elastic_core.incidents import Action, FailureClass, History, Incident, Inci
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_policies.known_failures import explain
 
-PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "acme_failures.md"
 GROUPS: Mapping[FailureClass, str] = {
     FailureClass.SCRIPT: "script",
     FailureClass.FRAMEWORK: "framework",

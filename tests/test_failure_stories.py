@@ -1,7 +1,8 @@
 """Twelve failures of jobs on two nodes, over every backend: each node names the first cause, in at most 15 lines.
 
-``tests/data/failure_stories.md`` shows the texts, beside torchrun's. ``REWRITE_STORIES=1`` writes the page anew with
-what Elastic prints, ``REWRITE_STORIES=torchrun`` also with what torchrun prints for the same scripts.
+``tests/data/failure_stories.md`` has the texts, beside torchrun's, and ``docs/failures.md`` a table of them.
+``REWRITE_STORIES=1`` writes both anew with what Elastic prints, ``REWRITE_STORIES=torchrun`` also with what torchrun
+prints for the same scripts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from stage import PATIENCE, Agent, Stage, free_port, still_there
 from elastic_core.host.oom import find_counter
 
 PAGE = Path(__file__).with_name("data") / "failure_stories.md"
+TABLE_PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 MOST_LINES = 15
 MEMORY = 512 << 20
 ELASTIC = [sys.executable, "-m", "elastic_core", "run"]
@@ -327,12 +329,13 @@ def on_the_page(name: str, summary: str, recorded: str) -> None:
         assert new == old.rstrip()
         return
     page = page.replace(old.rstrip(), new) if old else f"{page.rstrip()}\n\n{new}\n"
-    before, head, after = page.partition(TABLE_HEAD)
+    PAGE.write_text(page)
+    before, head, after = TABLE_PAGE.read_text().partition(TABLE_HEAD)
     rows = "".join(row(each, text) for each in STORIES if (text := section(page, each)))
     rest = re.sub(r"^(\|.*\n)+", "", after)
-    PAGE.write_text(before + head + rows + rest)
+    TABLE_PAGE.write_text(before + head + rows + rest)
 
 
-def test_the_table_of_the_page_says_what_its_sections_say() -> None:
+def test_the_table_of_failures_shows_what_is_printed() -> None:
     page = PAGE.read_text()
-    assert TABLE_HEAD + "".join(row(name, section(page, name)) for name in STORIES) + "\n" in page
+    assert TABLE_HEAD + "".join(row(name, section(page, name)) for name in STORIES) + "\n" in TABLE_PAGE.read_text()
