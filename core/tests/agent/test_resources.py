@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +23,10 @@ from elastic_core.errors import ResourceError
 from elastic_core.events import Event
 from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.node_events import Grace, Stop
-from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Grace, Stop
+from elastic_core.protocol.roster import Answer, NodeInfo
 from elastic_core.protocol.settings import Versions
+from elastic_core.round_questions import RoundQuestions
 from elastic_core.warden.linux import descendants
 
 
@@ -157,6 +158,21 @@ def test_how_workers_are_stopped(grace: Grace, received: int | None, stopped: ob
     signal.signal(signal.SIGUSR1, before[1])
     assert early == ("early_exit" if broken else None)
     assert resources.group.calls == [*([("early_exit", None)] if broken else []), stopped]
+
+
+@pytest.mark.parametrize(("number", "text"), [(3, '"of round 3"'), (4, "null")])
+def test_monitors_of_the_round_before_answer_no_question(number: int, text: str) -> None:
+    posted: list[object] = []
+    questions = RoundQuestions(lambda event: None)
+    questions.finders["load"] = lambda value: "of round 3"
+    group = SimpleNamespace(round=SimpleNamespace(number=3, questions=questions))
+    resources: Any = SimpleNamespace(group=group, loop=SimpleNamespace(post=posted.append), publish=None)
+
+    def start(target: Callable[[], None], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(start=target)
+
+    Resources.find_answer(resources, FindAnswer(7, "load", "1"), number, start)  # type: ignore[arg-type]
+    assert posted == [AnswerFound(Answer(7, text))]
 
 
 def test_a_warden_that_does_not_run_is_noticed_once_until_it_runs_again() -> None:

@@ -35,6 +35,7 @@ from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Grace, Le
 from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import Answer, NodeInfo
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.round_questions import RoundQuestions
 from elastic_core.threads import keep_a_starter
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import catches, run_nanoseconds
@@ -96,9 +97,13 @@ class Resources:
         """Return the wait before the start of workers."""
         return StartDelay(self.plugins.before_start, self.group.run_uid, self.loop, now, self.publish)
 
-    def find_answer(self, asked: FindAnswer, start: Callable[..., threading.Thread]) -> None:
-        """Have a monitor answer a question, on another thread, which posts an AnswerFound."""
-        questions = self.group.round.questions
+    def find_answer(self, asked: FindAnswer, number: int, start: Callable[..., threading.Thread]) -> None:
+        """Have a monitor answer a question to round ``number``, on another thread, which posts an AnswerFound.
+
+        While the workers of that round have yet to start, the monitors are those of the round before: none answers.
+        """
+        current = self.group.round
+        questions = current.questions if current.number == number else RoundQuestions(self.publish)
 
         def run() -> None:
             self.loop.post(AnswerFound(Answer(asked.index, questions.find(asked.name, decode(asked.value)))))

@@ -309,7 +309,7 @@ class Supervisor:
             case node_events.Notify(notice):
                 self._notify(notice)
             case node_events.FindAnswer():
-                self._resources.find_answer(effect, self._runtime.thread)
+                self._resources.find_answer(effect, self._state.round, self._runtime.thread)
             case node_events.MakeOffer():
                 newest = self._state.ledger.round
                 self._step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
