@@ -179,7 +179,7 @@ def test_a_process_that_imports_the_warden_has_no_other_module_of_core() -> None
 
 
 def test_the_checks_see_what_they_are_to_see(graph: dict[str, set[str]]) -> None:
-    assert "elastic_core.warden.messages" in graph["elastic_core.agent.starters"], "for type checkers"
+    assert "elastic_core.warden.messages" in graph["elastic_core.warden.client"], "for type checkers"
     assert "elastic_core.agent.membership" in graph["elastic_core.agent.start"], "in a function"
     rings = {"a": {"b"}, "b": {"c"}, "c": {"b"}}
     assert [circle_of(rings, name) for name in rings] == [{"a"}, {"b", "c"}, {"b", "c"}]

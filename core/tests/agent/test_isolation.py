@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from views import info, live, settings
 
-from elastic_core.agent.isolation import Isolation
-from elastic_core.agent.probing import ProbeTarget
+from elastic_core.agent.probing import Isolation, ProbeTarget
 from elastic_core.config.parse import OnNodeLoss
 from elastic_core.protocol.settings import Settings
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent import pseudo_terminal
+from elastic_core.agent.console import resize_terminal
 from elastic_core.agent.output import Output, WorkerStreams
 from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
@@ -521,7 +521,7 @@ except OSError:
 def screen() -> Iterator[tuple[int, int]]:
     """A terminal of 30 rows and 100 columns: our end, and the one that programs have."""
     ours, theirs = os.openpty()
-    pseudo_terminal.resize(ours, struct.pack("HHHH", 30, 100, 0, 0))
+    resize_terminal(ours, struct.pack("HHHH", 30, 100, 0, 0))
     yield ours, theirs
     for fd in (ours, theirs):
         os.close(fd)
@@ -583,7 +583,7 @@ def test_a_new_window_size_reaches_the_workers(stage: Stage, screen: tuple[int, 
     output = stage.start(err=screen[1])
     streams = stage.open()
     assert streams.stderr is not None
-    pseudo_terminal.resize(screen[0], struct.pack("HHHH", 50, 200, 0, 0))
+    resize_terminal(screen[0], struct.pack("HHHH", 50, 200, 0, 0))
     output.resize()
     output.catch_up([streams], PATIENCE)  # after that
     assert os.get_terminal_size(streams.stderr) == (200, 50)

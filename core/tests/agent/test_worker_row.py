@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.worker import Worker
-from elastic_core.agent.worker_row import WorkerRows
+from elastic_core.agent.worker import Worker, WorkerRows
 from elastic_core.progress import Progress
 from elastic_core.protocol.roster import LocalWorkers, SavedStep
 from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, seconds_to_workers_row

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from elastic_core.agent import report, rescue, starters
-from elastic_core.agent.interruption import Interruption
-from elastic_core.agent.join_gate import pass_gate
+from elastic_core.agent import report, rescue
+from elastic_core.agent.join_gate import Interruption, pass_gate, wait_for_starter
 from elastic_core.agent.probing import Door
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
@@ -146,7 +145,7 @@ class Newcomer:
             pass_gate(gate, interruption)
             if starter and self._arrival is not None and self._arrival.round and not interruption.is_due():
                 self.publish(report.under_way(self._arrival, starter.imports))
-                self._heard = starters.wait_until_ready(start.warden, interruption)
+                self._heard = wait_for_starter(start.warden, interruption)
         end = interruption.end
         return None if end is None else report.leave(self.publish, end.code, end.why, None)
 

@@ -18,13 +18,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from elastic_core.agent import pseudo_terminal
-from elastic_core.agent.console import Console, DirectConsole
+from elastic_core.agent.console import Console, DirectConsole, open_terminal_like, window_size
 from elastic_core.agent.directories import make_directories
 from elastic_core.agent.error_files import telling_lines
-from elastic_core.agent.stream_lines import Filtered, Lines, Shape, WholeLines
+from elastic_core.agent.stream_lines import Filtered, FoldedTracebacks, Lines, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
-from elastic_core.agent.traceback_fold import FoldedTracebacks
 from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.monitors import OutputReader, RunningRound
 
@@ -139,7 +137,7 @@ class Output:
         """
         if not all(self._is_plain(stream, local_rank) for stream in _FILES):
             return None
-        if (ends := pseudo_terminal.open_like(self._fds[Stream.ERR])) is None:
+        if (ends := open_terminal_like(self._fds[Stream.ERR])) is None:
             return None
         undo.callback(_close, *ends)
         reading, writing = ends
@@ -177,7 +175,7 @@ class Output:
                 if (copies := self._open_log(matches)) is not None:
                     undo.callback(os.close, copies)
                     filtered = Filtered(needles, copies, matches, before)
-            terminal = None if teed or redirected else pseudo_terminal.open_like(self._fds[stream])
+            terminal = None if teed or redirected else open_terminal_like(self._fds[stream])
             reading, writing = terminal or _pipe()
             undo.callback(_close, reading, writing)
             given[stream] = writing
@@ -231,7 +229,7 @@ class Output:
 
     def resize(self) -> None:
         """Give the workers' pseudo-terminals the console's window size, which has changed."""
-        sizes = [size for fd in self._fds.values() if (size := pseudo_terminal.window_size(fd)) is not None]
+        sizes = [size for fd in self._fds.values() if (size := window_size(fd)) is not None]
         for thread in (self._thread, self._direct_thread):
             if sizes and thread is not None:
                 thread.resize(sizes[0])

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from elastic_core.agent.event_loop import EventLoop, SignalReceived
-from elastic_core.agent.interruption import repeats_request
+from elastic_core.agent.join_gate import repeats_request
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Resources
 from elastic_core.events import Event, Level

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastic_core.agent.event_loop import Depart, HostEnds
-from elastic_core.agent.interruption import repeats_request
+from elastic_core.agent.join_gate import repeats_request
 from elastic_core.agent.resources import Resources, kill_workers
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.protocol.node import NodeState, supersedes

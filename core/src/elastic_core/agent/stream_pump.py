@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from elastic_core.agent import pseudo_terminal
-from elastic_core.agent.console import Console, DirectConsole, write_all
+from elastic_core.agent.console import Console, DirectConsole, resize_terminal, write_all
 from elastic_core.agent.stream_lines import Filtered, Shape
 from elastic_core.monitors import OutputReader
 
@@ -139,7 +138,7 @@ class PumpThread:
 
         def pass_on() -> None:
             for pump in self._pumps():
-                pseudo_terminal.resize(pump.pipe, size)
+                resize_terminal(pump.pipe, size)
 
         self._order(pass_on)
 

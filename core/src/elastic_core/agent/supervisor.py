@@ -23,14 +23,14 @@ from elastic_core.agent.event_loop import (
     StopDue,
     Tick,
 )
-from elastic_core.agent.isolation import Isolation
+from elastic_core.agent.probing import Isolation
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import ASK_SECONDS, Resources, finish_helpers, handle_warden_death, stop_workers
 from elastic_core.agent.run_summary import count_run
 from elastic_core.agent.shutdown import Departure, settle_exit
 from elastic_core.agent.start_gate import StartAnswer, StartDue
 from elastic_core.agent.status import describe_node
-from elastic_core.agent.worker_row import DescribeWorkers
+from elastic_core.agent.worker import DescribeWorkers
 from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level

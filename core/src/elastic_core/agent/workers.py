@@ -18,9 +18,9 @@ from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
 from elastic_core.agent.output import Output
-from elastic_core.agent.recovery_timing import Recovery, initialized, recovered, restarted
 from elastic_core.agent.report import worker_lingers
-from elastic_core.agent.worker import Worker, assignments, error_file, ignored_signals, line_prefix
+from elastic_core.agent.run_summary import Recovery, initialized, recovered, restarted
+from elastic_core.agent.worker import Worker, WorkerRows, assignments, error_file, ignored_signals, line_prefix
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.worker_incidents import (
     early_exit_incident,
@@ -32,7 +32,6 @@ from elastic_core.agent.worker_incidents import (
     store_incident,
     worker_incident,
 )
-from elastic_core.agent.worker_row import WorkerRows
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.run import RunConfig

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_core.agent.python_traceback import Frame, parse_frames
+from elastic_core.agent.error_files import Frame, parse_frames
 from elastic_core.monitors import WorkerView
 from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BYTES, clip
 from elastic_core.protocol.node_events import Locate
