@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+from elastic_core.agent.run_summary import Interruptions
 from elastic_core.incidents import Incident
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Round
@@ -42,9 +43,11 @@ class SimWorkerGroup:
     progress = ProgressTable()
     """Empty: no output is read; the ranks' reports are in :attr:`step`."""
     workers = ()
+    stop_facts: Mapping[str, Mapping[str, object]] = {}
 
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
+        self.interruptions = Interruptions()
         self.worker: Worker | None = None
         self.round = SimpleNamespace(locate=partial(questions.locate, agent))
         """No monitor looks for hangs: a fault reports them (``questions``)."""
@@ -87,7 +90,7 @@ class SimWorkerGroup:
         With stale reads, a node may lose contact between its row and the round, but not twice without contact.
         """
         assert self.agent.supervisor is not None
-        session, world = self.agent.supervisor._session, self.host.world
+        session, world = self.agent.supervisor.session, self.host.world
         known_at = session.contact.known_at
         cut_off = self.host.clock.now() - known_at >= FENCE_SHARE * world.plan.fence_after
         if not cut_off or session.ledger.head.index < world.store.master.head:

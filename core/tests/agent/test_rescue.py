@@ -86,13 +86,12 @@ class Node:
     def __init__(self, loop: EventLoop) -> None:
         self.published: list[Event] = []
         self.plugins = Plugins()
+        self.held = {"train/0/0": 5, "train/rescue": 6, "other": 7}
         self.resources: Any = SimpleNamespace(
-            fd_store=SimpleNamespace(held={"train/0/0": 5, "train/rescue": 6, "other": 7}),
+            node=SimpleNamespace(publish=self.published.append, plugins=self.plugins, info="host:1"),
+            group=SimpleNamespace(reports=SimpleNamespace(fd_store=SimpleNamespace(held=self.held))),
             signals={SIGNAL},
             loop=loop,
-            publish=self.published.append,
-            plugins=self.plugins,
-            info="host:1",
         )
 
     def install(self, name: str, call: Callable[[LeftMemory], object]) -> None:
@@ -132,7 +131,7 @@ def test_without_a_plugin_it_is_lost_and_that_is_published(node: Node) -> None:
 
 def test_if_workers_have_left_nothing_no_plugin_is_called(node: Node) -> None:
     node.install("a", lambda left: pytest.fail("it was called"))
-    node.resources.fd_store.held.clear()
+    node.held.clear()
     assert node.end(Loop(lambda: Ending(1, "it failed"))) == []
 
 

@@ -16,6 +16,7 @@ import pytest
 from views import info, offer
 
 from elastic_core.agent.output import Output
+from elastic_core.agent.worker import Node
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.parse import Stream, StreamMap
@@ -96,7 +97,8 @@ def test_a_round_that_a_plugin_forbids_leaves_no_stream_open(tmp_path: Path) -> 
     output = Output(redirects=StreamMap(Stream.OUT), tee=StreamMap(Stream.ERR), report=print)
     config = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"))
     reports = Reports(lambda instant, event: None)
-    group = WorkerGroup(config, plugins, warden, output, reports, info("a"), "run1", tmp_path, lambda event: None)
+    node = Node(config, plugins, lambda event: None, info("a"), "run1", tmp_path)
+    group = WorkerGroup(node, warden, output, reports)
     before = open_descriptors()
     with pytest.raises(PluginError, match="not today"):
         group.start(Round(number=1, offer=offer("a"), members=(Member("a", 1, "default"),)), 0)

@@ -42,6 +42,28 @@ class StopDue:
 
 
 @dataclass(frozen=True, slots=True)
+class StartAnswer:
+    """The plugins have answered the question ``serial``: why the workers should wait, '' if they need not."""
+
+    serial: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartDue:
+    """A timer: ask the plugins again, or start the workers after ``WAIT_MAX_SECONDS``."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeWorkers:
+    """A timer: refresh the workers' progress in the node's row."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class AliveFor:
     """``SILENT_PROGRESS_SECONDS`` have passed since the start of a round, which may still be running."""
 

@@ -51,15 +51,9 @@ def pass_gate(gate: JoinGate, interruption: Interruption) -> None:
 def _call(check: JoinCheck, gate: JoinGate, interruption: Interruption) -> None:
     """Call a check on another thread, and raise its error."""
     reading, writing = os.pipe2(os.O_CLOEXEC)  # its end-of-file wakes this thread
-
-    def call() -> None:
-        try:
-            check.call()
-        finally:
-            os.close(writing)
-
     gate.start_clock()
-    answer = asked(call, name=f"elastic-gate-{check.plugin}")
+    answer = asked(check.call, name=f"elastic-gate-{check.plugin}")
+    answer.add_done_callback(lambda _: os.close(writing))
     try:
         while not interruption.wait([reading], gate.seconds_left()):
             if interruption.is_due():

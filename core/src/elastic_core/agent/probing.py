@@ -191,16 +191,16 @@ def probe(
 
     def begin(known: list[NodeInfo]) -> None:
         aims = targets(current, node_id, known)
-        runtime.thread(target=run, args=(aims,), name="elastic-probe", daemon=True).start()
+        runtime.ask(lambda: run(aims), then=post, name="elastic-probe")
 
-    def run(aims: list[ProbeTarget]) -> None:
+    def run(aims: list[ProbeTarget]) -> Probed:
         if (pause := spread(current, node_id)) > 0:
             runtime.sleep(pause)
         try:
             failed = find(aims)
         except OSError:  # no descriptor is left, or an address is invalid: other nodes may be reachable
             failed = ()
-        post(Probed(current.number, failed))
+        return Probed(current.number, failed)
 
     look_up(neighbours(current, node_id), begin)
 
@@ -260,16 +260,20 @@ class Isolation:
             return False
         if now >= self._probe_at:
             self._probe_at = now + timing.lost_after
-            self._runtime.thread(target=self._probe, args=(current,), name="elastic-isolation", daemon=True).start()
+            aims = targets(current, self._node_id, self._known)
+            self._runtime.ask(lambda: self._is_alone(aims), then=self._note, name="elastic-isolation")
         return self._alone
 
     def _learn(self, known: list[NodeInfo]) -> None:
         self._known = known
 
-    def _probe(self, current: Round) -> None:
-        aims = targets(current, self._node_id, self._known)
+    def _is_alone(self, aims: Sequence[ProbeTarget]) -> bool | None:
+        """Return True if no target is reached; None if no descriptor is left, and nothing is known."""
         try:
             failed = self._find(aims)
-        except OSError:  # no descriptor is left: nothing is known
-            return
-        self._alone = bool(aims) and {aim.node_id for aim in aims} <= {*failed}
+        except OSError:
+            return None
+        return bool(aims) and {aim.node_id for aim in aims} <= {*failed}
+
+    def _note(self, alone: bool | None) -> None:
+        self._alone = self._alone if alone is None else alone

@@ -114,7 +114,8 @@ def run(agent: Agent, resources: Resources) -> Ending:
         raise
     finally:
         try:
-            if resources.fd_store.held and is_needed(ending, agent.closed, agent.leaves_others, failed=failed):
+            held = resources.group.reports.fd_store.held
+            if held and is_needed(ending, agent.closed, agent.leaves_others, failed=failed):
                 _rescue(resources, agent.signalled_at)
         except Exception as error:  # must not replace the agent's own ending or exception
             _publish_lost(resources, f"writing it failed with {error!r}")
@@ -140,9 +141,9 @@ def is_needed(
 
 
 def _rescue(resources: Resources, signalled_at: float | None) -> None:
-    of_node = (resources.fd_store.held, str(resources.info), resources.publish)
+    of_node = (resources.group.reports.fd_store.held, str(resources.node.info), resources.node.publish)
     left = EndingAgentMemory(*of_node, resources.signals, resources.loop, signalled_at)
-    plugins = resources.plugins.implementations("elastic_rescue")
+    plugins = resources.node.plugins.implementations("elastic_rescue")
     if not plugins:
         _publish_lost(resources, NOT_WRITTEN)
     for plugin in plugins:
@@ -153,6 +154,6 @@ def _rescue(resources: Resources, signalled_at: float | None) -> None:
 
 
 def _publish_lost(resources: Resources, why: str) -> None:
-    names = ", ".join(sorted({name.partition("/")[0] for name in resources.fd_store.held}))
+    names = ", ".join(sorted({name.partition("/")[0] for name in resources.group.reports.fd_store.held}))
     message = f"what workers have left in memory as {names} is lost: {why}"
-    resources.publish(Event("rescue_failed", message, Level.ERROR))
+    resources.node.publish(Event("rescue_failed", message, Level.ERROR))

@@ -19,9 +19,7 @@ from typing import Any
 
 from elastic_core.events import Event, Field, Level, describe_duration
 from elastic_core.incidents import Failure, Incident
-from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed
-from elastic_core.protocol.ledger import Ledger
 from elastic_core.threads import bounded
 
 FILE_NAME = "verdict.json"
@@ -73,17 +71,6 @@ class RunSummary:
         if self.logs is not None:
             parts.append(f"logs in {self.logs}")
         return ", ".join(parts)
-
-
-def count_run(ledger: Ledger, now: float) -> dict[str, Any]:
-    """Return the fields of a :class:`RunSummary` that are in a ledger."""
-    return {
-        "rounds": 0 if ledger.round is None else ledger.round.number,
-        "restarts": ledger.counters.restarts,
-        "max_restarts": ledger.settings.agreement.max_restarts,
-        "seconds": round(ledger.age(now), 1),
-        "failures": past_failures(ledger, now),
-    }
 
 
 def verdict(summary: RunSummary, closed: Closed) -> dict[str, Any]:
@@ -160,6 +147,27 @@ class Recovery:
         del took["began"]
         told = ", ".join(f"{name} after {seconds:.3f}" for name, seconds in took.items())
         return {f"{name}_s": seconds for name, seconds in took.items()}, f"{told} s"
+
+
+@dataclass(slots=True)
+class Interruptions:
+    """The interruptions of training on this node."""
+
+    current: Recovery | None = None
+    seconds: float = 0.0  # how long no workers ran between two rounds, all interruptions together
+
+    def begin(self, now: float, began: float | None = None) -> None:
+        """Begin an interruption that is detected now and ``began`` then, by default now; unless one goes on."""
+        if self.current is None:
+            self.current = Recovery(began=now if began is None else began, detected=now)
+
+    def end(self, now: float) -> Recovery | None:
+        """End the interruption, since the workers of the next round run, and return it; None if there was none."""
+        recovery, self.current = self.current, None
+        if recovery is not None:
+            recovery.running = now
+            self.seconds += now - recovery.began
+        return recovery
 
 
 def recovered(number: int, recovery: Recovery) -> Event:

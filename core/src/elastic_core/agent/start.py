@@ -21,8 +21,8 @@ from elastic_core.warden.linux import open_standard_streams, subreaping
 
 if TYPE_CHECKING:
     from elastic_core.agent.report import Ending
+    from elastic_core.agent.resources import ShowState
     from elastic_core.agent.slot import Slot
-    from elastic_core.agent.status import ShowState
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
     from elastic_core.plugins.manager import Plugins
@@ -130,11 +130,12 @@ def connect_and_run(
 ) -> Ending:
     """Make the first connection to the job's store, and run the loop for it. Main thread only.
 
-    Arguments are those of :class:`elastic_core.agent.membership.Start`, errors those of ``join_and_run`` there.
+    Arguments are those of :class:`elastic_core.agent.resources.Start`, errors those of ``membership.join_and_run``.
     """
     from elastic_core.agent import membership
     from elastic_core.agent.directories import remove_abandoned
     from elastic_core.agent.registration import cpus_of_workers, first_connection
+    from elastic_core.agent.resources import Start
     from elastic_core.events import Event, Level
 
     cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
@@ -146,7 +147,7 @@ def connect_and_run(
     made = first_connection(config, plugins)
     config = replace(config, rdzv_id=made.job_id or config.rdzv_id)
     with closing(made):
-        start = membership.Start(
+        start = Start(
             config=config,
             plugins=plugins,
             slot=slot,

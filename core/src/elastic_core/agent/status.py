@@ -19,26 +19,29 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from elastic_core.agent.console import write_all
+from elastic_core.agent.report import ledger_events, no_place
+from elastic_core.agent.resources import Resources
+from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.worker import Worker
 from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.errors import without_passwords
+from elastic_core.events import Event
 from elastic_core.exit_codes import describe_exit
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
 from elastic_core.progress import Progress
-from elastic_core.protocol.entries import Member
+from elastic_core.protocol.counters import past_failures
+from elastic_core.protocol.entries import Halt, HaltReason, Member
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node import NodeState
-from elastic_core.protocol.node_events import Work
+from elastic_core.protocol.node_events import EntriesRead, Work
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.session.session import Session
 
-ShowState: TypeAlias = "Callable[[Callable[[], str]], None]"
-"""Takes a function that describes the state, for SIGQUIT."""
 SHOWN_NODES = 64  # how many nodes of a round are listed
 SIGNAL = signal.SIGQUIT
 QUIET_SECONDS = 0.1  # a dump of the stacks is complete when nothing more of it comes for so long
@@ -85,6 +88,76 @@ class Status:
     def describe_wait(self, what: str) -> str:
         """Return what the agent waits for, and for how long it has."""
         return f"{what}, for {_age(self.since, self)}"
+
+
+class Account:
+    """What this node has seen of its run: for its events, its state on SIGQUIT, and the summary at its end."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._since = resources.node.now()  # when the node's state last changed
+        self._incident: Incident | None = None  # the newest failure that is known here
+        self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
+        self._no_place: Event | None = None
+
+    def follow(self, before: NodeState, state: NodeState) -> None:
+        """Note what :meth:`describe` shows; no decision depends on it."""
+        halt = state.ledger.halt
+        if (before.work, before.round, before.ledger.is_live) != (state.work, state.round, state.ledger.is_live):
+            self._since = self._resources.node.now()
+        self._incident = state.incident or (halt and halt.incident) or self._incident
+
+    def report(self, before: NodeState, state: NodeState, event: EntriesRead) -> None:
+        """Publish what entries have brought."""
+        for news in ledger_events(before.ledger, event.entries, event.now, state.info.node_id, before.incident):
+            self._resources.node.publish(news)
+        halts = [entry.body for entry in event.entries if isinstance(entry.body, Halt)]
+        self._nodes_lost += sum(halt.reason is HaltReason.NODE_LOST for halt in halts)
+        self.report_no_place(state)
+
+    def report_no_place(self, state: NodeState) -> None:
+        """Publish why the job does not take this node; once for each reason."""
+        why = no_place(state.ledger, state.info)
+        if why is not None and why != self._no_place:
+            self._resources.node.publish(why)
+            self._no_place = why
+
+    def describe(self, state: NodeState, session: Session) -> str:
+        """Return what this agent does and waits for. Any thread may call this."""
+        node, group = self._resources.node, self._resources.group
+        status = replace(
+            Status.of(node.config),
+            now=node.now(),
+            since=self._since,
+            workers=group.workers,
+            started_at=group.started_at,
+            progress=group.progress.newest(),
+            checkpoint=group.progress.last_checkpoint(),
+            contact_at=session.contact.at,
+            failing=(*session.contact.failing,),
+            node_views=session.watch.nodes,
+            waiting_for=session.waiting_for,
+            incident=self._incident,
+        )
+        return describe_node(state, status)
+
+    def summarize(self, ledger: Ledger) -> RunSummary:
+        """Return what the run came to."""
+        node, group = self._resources.node, self._resources.group
+        return RunSummary(
+            job=node.config.rdzv_id,
+            run=node.run_uid,
+            node=str(node.info),
+            rounds=0 if ledger.round is None else ledger.round.number,
+            restarts=ledger.counters.restarts,
+            max_restarts=ledger.settings.agreement.max_restarts,
+            nodes_lost=self._nodes_lost,
+            seconds=round(ledger.age(node.now()), 1),
+            interrupted_seconds=round(group.interruptions.seconds, 3),
+            failures=past_failures(ledger, node.now()),
+            logs=None if node.temporary else node.directory,
+            stop_facts=group.stop_facts,
+        )
 
 
 def describe_node(state: NodeState, status: Status) -> str:
