@@ -328,8 +328,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "news of another end is taken for this one's",
         "Supervisor._on_workers_stopped",
-        "self._warden.is_over(event)",
-        "self._warden.is_over(event) or True",
+        "self.resources.warden.is_over(event)",
+        "self.resources.warden.is_over(event) or True",
         "suspended",
         1500,
         first=5000,

@@ -21,7 +21,7 @@ from views import info, offer
 
 from elastic_core.agent import workers
 from elastic_core.agent.failure_cause import DETAIL_MAX_CHARACTERS
-from elastic_core.agent.output import Output
+from elastic_core.agent.output import Output, Routes
 from elastic_core.agent.worker import Node as LocalNode, Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.workers import WorkerGroup
@@ -75,7 +75,7 @@ class Node:
         for name, plugin in core_plugins().items():
             self.plugins.register(name, plugin)
         self.time = 100.0
-        self.output = Output(redirects=StreamMap(Stream.ALL), tee=StreamMap(), report=self.said)
+        self.output = Output(Routes(StreamMap(Stream.ALL), StreamMap()), self.said)
         self.group: WorkerGroup
 
     def said(self, message: str) -> None:
@@ -83,7 +83,7 @@ class Node:
 
     def keep_no_logs(self) -> None:
         self.output.close(PATIENCE)
-        self.output = Output(redirects=StreamMap(), tee=StreamMap(), report=self.said)
+        self.output = Output(Routes(StreamMap(), StreamMap()), self.said)
 
     def start(self, script: str, members: Sequence[Member] = ONE, *, number: int = 1, restarts: int = 0) -> None:
         """Start the workers of a round, which run a shell script."""

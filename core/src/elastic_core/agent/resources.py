@@ -15,13 +15,12 @@ from typing import TypeAlias
 from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, make_directories, marked
 from elastic_core.agent.event_loop import EventLoop, HangExplained, HostEnds, Overdue
-from elastic_core.agent.output import Output
+from elastic_core.agent.output import Output, Routes
 from elastic_core.agent.report import Publish, hang_explained, warden_silent
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.worker import Node, round_directory
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
-from elastic_core.config.parse import Stream
 from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
@@ -208,15 +207,7 @@ def open_resources(
             loop.post(event)
         loop.watch(warden, warden.receive)
         directory, temporary = _open_directory(stack, start, publish, run_uid)
-        output = Output(
-            redirects=config.redirects,
-            tee=config.tee,
-            keep=config.log_dir is not None,
-            shown=config.local_ranks_filter,
-            several=len(config.local_ranks_filter or range(config.nproc_per_node)) > 1,
-            filters={Stream.OUT: config.duplicate_stdout_filters, Stream.ERR: config.duplicate_stderr_filters},
-            report=lambda message: publish(Event("output", message, Level.WARNING)),
-        )
+        output = Output(Routes.of(config), lambda message: publish(Event("output", message, Level.WARNING)))
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
 

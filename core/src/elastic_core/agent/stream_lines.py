@@ -7,7 +7,6 @@ rest. Any other traceback is shown as it is. A filter copies lines to another fi
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from elastic_core.agent.console import write_all
 from elastic_core.agent.failure_cause import printed_cause
+from elastic_core.monitors import OutputReader
 
 LONGEST_LINE = 1 << 22  # bytes of a line that wait for its end; a longer one is shown in pieces
 HOLD_SECONDS = 2.0  # how long the interpreter may take to end after a traceback; then the traceback is shown
@@ -117,39 +117,59 @@ class WholeLines(Shape):
     overdue = finish
 
 
-class Filtered:
-    """Lines that contain one of ``needles``, copied to a file that all ranks of a round share.
+class LogFile(OutputReader):
+    """A file that keeps all bytes of a stream. A full disk ends the file, not its worker.
+
+    Args:
+        file: A descriptor; closed at the end of the stream.
+        report: Called with a message, once, if the file cannot take all bytes.
+    """
+
+    def __init__(self, path: Path, file: int, report: Callable[[str], None]) -> None:
+        self._path, self._file, self._report = path, file, report
+        self._reported = False
+
+    def feed(self, data: bytes) -> None:
+        """Keep the bytes."""
+        try:
+            write_all(self._file, data)
+        except OSError as exc:
+            if not self._reported:
+                self._reported = True
+                self._report(f"{self._path} is not complete: {exc.strerror}; the worker goes on")
+
+    def finish(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+class Filtered(OutputReader):
+    """Copies the lines that contain one of ``needles`` to a file that all ranks of a round share.
 
     Args:
         needles: Texts; a line with any of them is copied.
-        file: A descriptor that appends, so that lines of several ranks stay whole; closed with this object.
+        file: Its descriptor appends, so that lines of several ranks stay whole.
+        prefix: Written before each line.
     """
 
-    def __init__(self, needles: Sequence[str], file: int, path: Path, prefix: bytes) -> None:
+    def __init__(self, needles: Sequence[str], file: LogFile, prefix: bytes) -> None:
         self._needles = [needle.encode() for needle in needles]
-        self._prefix = prefix
-        self.path = path
-        self._file = file
+        self._file, self._prefix = file, prefix
         self._lines = Lines(b"")
 
     def feed(self, data: bytes) -> None:
-        """Copy the lines that ``data`` completes and that match.
-
-        Raises:
-            OSError: They cannot be written.
-        """
+        """Copy the lines that ``data`` completes and that match."""
         self._copy(self._lines.feed(data))
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Copy the last line of the stream, which may lack a line break, and close the file."""
-        with contextlib.suppress(OSError):
-            self._copy(self._lines.finish())
-        os.close(self._file)
+        self._copy(self._lines.finish())
+        self._file.finish()
 
     def _copy(self, lines: bytes) -> None:
         found = [line for line in lines.splitlines(keepends=True) if any(needle in line for needle in self._needles)]
         if found:
-            write_all(self._file, b"".join(_prefixed(self._prefix, line) for line in found))
+            self._file.feed(b"".join(_prefixed(self._prefix, line) for line in found))
 
 
 def _prefixed(prefix: bytes, line: bytes) -> bytes:
