@@ -102,10 +102,15 @@ class Node:
 
         self.plugins.register(name, Plugin())
 
+    def run(self, loop: Loop) -> Ending:
+        agent: Any = loop
+        agent.resources = self.resources
+        return rescue.run(agent)
+
     def end(self, loop: Loop) -> list[tuple[str, str]]:
         """Run an agent with this loop to its end; return what was published."""
         with contextlib.suppress(KeyboardInterrupt, RuntimeError):
-            rescue.run(loop, self.resources)
+            self.run(loop)
         return [(event.name, event.message) for event in self.published]
 
 
@@ -155,9 +160,9 @@ def test_if_a_plugin_raises_the_agent_ends_as_it_had_and_the_next_plugin_is_call
     ending = Ending(143, "stopped")
     if failed:
         with pytest.raises(RuntimeError, match="a defect"):
-            rescue.run(Loop(raises(RuntimeError("a defect"))), node.resources)
+            node.run(Loop(raises(RuntimeError("a defect"))))
     else:
-        assert rescue.run(Loop(lambda: ending), node.resources) is ending
+        assert node.run(Loop(lambda: ending)) is ending
     [event] = node.published
     assert (event.name, event.message) == (
         "rescue_failed",
@@ -173,7 +178,7 @@ def test_a_defect_of_the_question_for_others_does_not_replace_the_ending(node: N
             raise ValueError("a defect")
 
     ending = Ending(143, "stopped")
-    assert rescue.run(Defective(lambda: ending), node.resources) is ending
+    assert node.run(Defective(lambda: ending)) is ending
     assert [event.name for event in node.published] == ["rescue_failed"]
 
 

@@ -15,7 +15,7 @@ from elastic_core.agent.join_gate import Interruption, pass_gate, wait_for_start
 from elastic_core.agent.probing import Door
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
-from elastic_core.agent.resources import Resources, Start, leave_signals, open_resources
+from elastic_core.agent.resources import Start, leave_signals, open_resources
 from elastic_core.agent.shutdown import settle_exit
 from elastic_core.agent.status import Status
 from elastic_core.agent.supervisor import Supervisor
@@ -56,10 +56,12 @@ def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
             for gate in (newcomer.pass_gates, newcomer.look_out, newcomer.join):
                 if (ending := gate()) is not None:
                     return ending
-        supervisor, resources = newcomer.supervise()
+        supervisor = newcomer.supervise()
         start.show_state(supervisor.describe)
-        ending = rescue.run(supervisor, resources)
-    if ending.rejoin and (late := resources.loop.late_signals):  # the row stays: it says that the node leaves
+        ending = rescue.run(supervisor)
+    if ending.rejoin and (
+        late := supervisor.resources.loop.late_signals
+    ):  # the row stays: it says that the node leaves
         end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
         return report.leave(newcomer.publish, end.code, end.why, None)
     return ending
@@ -155,8 +157,8 @@ class Newcomer:
         if self._lookout is not None:
             self._lookout.close()
 
-    def supervise(self) -> tuple[Supervisor, Resources]:
-        """Return the supervisor of the node that has joined, and its resources."""
+    def supervise(self) -> Supervisor:
+        """Return the supervisor of the node that has joined."""
         start, store, info = self._start, self._store, self._applicant.info
         assert self._joined is not None
         assert self._stores is not None
@@ -171,7 +173,7 @@ class Newcomer:
         if self._door is not None:
             resources.loop.watch(self._door, self._door.greet)
         resources.announce(supervisor.describe, None if self._over_handler else store.connect)
-        return supervisor, resources
+        return supervisor
 
     def _persist(self, call: Callable[[RendezvousBackend], T]) -> T:
         """Call the store until it answers or the patience is over, and report meanwhile that it is silent."""

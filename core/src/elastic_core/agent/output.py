@@ -65,7 +65,7 @@ class WorkerStreams:
 
 @dataclass(frozen=True)
 class Routes:
-    """Where the streams of each local rank go.
+    """The destinations of the streams of each local rank.
 
     Attributes:
         redirects: The streams that go to a file only.

@@ -171,40 +171,6 @@ def spread(current: Round, node_id: str) -> float:
     return spread_fraction(node_id) * min(SPREAD_MAX_SECONDS, max(0.0, SPREAD_SECONDS_PER_MEMBER * members))
 
 
-def probe(
-    current: Round,
-    node_id: str,
-    look_up: Callable[[Sequence[str], Callable[[list[NodeInfo]], None]], None],
-    post: Callable[[Probed], None],
-    runtime: Runtime,
-    find: Unreachable = unreachable,
-) -> None:
-    """Probe after a failure of a round, and post the outcome. Returns at once.
-
-    Args:
-        node_id: This node, a member.
-        look_up: Asks the store for nodes, and calls back on a thread that must not block.
-        post: Takes the outcome, from any thread.
-        runtime: Makes the thread that probes.
-        find: Returns the targets that cannot be reached.
-    """
-
-    def begin(known: list[NodeInfo]) -> None:
-        aims = targets(current, node_id, known)
-        runtime.ask(lambda: run(aims), then=post, name="elastic-probe")
-
-    def run(aims: list[ProbeTarget]) -> Probed:
-        if (pause := spread(current, node_id)) > 0:
-            runtime.sleep(pause)
-        try:
-            failed = find(aims)
-        except OSError:  # no descriptor is left, or an address is invalid: other nodes may be reachable
-            failed = ()
-        return Probed(current.number, failed)
-
-    look_up(neighbours(current, node_id), begin)
-
-
 class Isolation:
     """Whether this node is cut off from all others. All methods run on the agent's loop.
 
@@ -218,7 +184,7 @@ class Isolation:
         node_id: str,
         look_up: Callable[[Sequence[str], Callable[[list[NodeInfo]], None]], None],
         runtime: Runtime,
-        find: Unreachable,
+        find: Unreachable = unreachable,
     ) -> None:
         self._node_id, self._look_up, self._runtime, self._find = node_id, look_up, runtime, find
         self._known: list[NodeInfo] = []
@@ -234,8 +200,25 @@ class Isolation:
             self._look_up(neighbours(current, self._node_id), self._learn)
 
     def probe(self, current: Round, post: Callable[[Probed], None]) -> None:
-        """Probe the peers after a failure of a round, and post the outcome (rule L5). Returns at once."""
-        probe(current, self._node_id, self._look_up, post, self._runtime, self._find)
+        """Probe the peers after a failure of a round, and post the outcome, from any thread (rule L5).
+
+        Returns at once.
+        """
+
+        def begin(known: list[NodeInfo]) -> None:
+            aims = targets(current, self._node_id, known)
+            self._runtime.ask(lambda: run(aims), then=post, name="elastic-probe")
+
+        def run(aims: list[ProbeTarget]) -> Probed:
+            if (pause := spread(current, self._node_id)) > 0:
+                self._runtime.sleep(pause)
+            try:
+                failed = self._find(aims)
+            except OSError:  # no descriptor is left, or an address is invalid: other nodes may be reachable
+                failed = ()
+            return Probed(current.number, failed)
+
+        self._look_up(neighbours(current, self._node_id), begin)
 
     def fence_in(self, contact: Contact, ledger: Ledger) -> float:
         """Return in how many seconds the workers of a round have to be stopped (rule S4)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from elastic_core.agent.probing import Door
-from elastic_core.agent.resources import Resources
 from elastic_core.agent.slot import Slot
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
@@ -22,8 +22,11 @@ from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.session.contact import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
 from elastic_core.session.join import Applicant
 from elastic_core.session.runtime import Runtime
-from elastic_core.session.session import Session
 from elastic_core.version import __version__
+
+if TYPE_CHECKING:  # others than this package count the CPUs of workers
+    from elastic_core.agent.resources import Resources
+    from elastic_core.session.session import Session
 
 
 def parameters(config: RunConfig) -> RendezvousParameters:

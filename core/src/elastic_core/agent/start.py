@@ -21,8 +21,7 @@ from elastic_core.warden.linux import open_standard_streams, subreaping
 
 if TYPE_CHECKING:
     from elastic_core.agent.report import Ending
-    from elastic_core.agent.resources import ShowState
-    from elastic_core.agent.slot import Slot
+    from elastic_core.agent.resources import Start
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
     from elastic_core.plugins.manager import Plugins
@@ -107,7 +106,7 @@ def _run_once(
             begin_starter(config, warden)
 
         from elastic_core.agent import membership  # noqa: F401  (imported here: see the top)
-        from elastic_core.agent.resources import leave_signals
+        from elastic_core.agent.resources import Start, leave_signals
         from elastic_core.agent.slot import Slot
         from elastic_core.agent.status import StateDump, Status
 
@@ -116,44 +115,28 @@ def _run_once(
         stack.callback(warden.close, CLOSING)  # before the slot is free for the next agent
         warden.hold(slot.fileno())
         warden.keep_off()  # plugins may have started something
-        return connect_and_run(config, plugins, slot, warden, former=former, show_state=dump.show)
+        return connect_and_run(
+            Start(config=config, plugins=plugins, slot=slot, warden=warden, former=former, show_state=dump.show)
+        )
 
 
-def connect_and_run(
-    config: RunConfig,
-    plugins: Plugins,
-    slot: Slot,
-    warden: Warden,
-    *,
-    former: FormerNode | None = None,
-    show_state: ShowState = lambda _: None,
-) -> Ending:
+def connect_and_run(start: Start) -> Ending:
     """Make the first connection to the job's store, and run the loop for it. Main thread only.
 
-    Arguments are those of :class:`elastic_core.agent.resources.Start`, errors those of ``membership.join_and_run``.
+    Errors are those of ``membership.join_and_run``.
     """
     from elastic_core.agent import membership
     from elastic_core.agent.directories import remove_abandoned
     from elastic_core.agent.registration import cpus_of_workers, first_connection
-    from elastic_core.agent.resources import Start
     from elastic_core.events import Event, Level
 
+    config, plugins, warden = start.config, start.plugins, start.warden
     cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
     for abandoned in remove_abandoned():  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"
         plugins.publish(Event("directory_removed", message, Level.DEBUG))
     if warden.starter is None and (problem := starter_problem(warden, config)) is not None:
         plugins.publish(problem)
-    made = first_connection(config, plugins)
-    config = replace(config, rdzv_id=made.job_id or config.rdzv_id)
-    with closing(made):
-        start = Start(
-            config=config,
-            plugins=plugins,
-            slot=slot,
-            warden=warden,
-            cpus=cpus,
-            former=former,
-            show_state=show_state,
-        )
-        return membership.join_and_run(start, made)
+    with closing(first_connection(config, plugins)) as store:
+        config = replace(config, rdzv_id=store.job_id or config.rdzv_id)
+        return membership.join_and_run(replace(start, config=config, cpus=cpus), store)

@@ -91,7 +91,7 @@ class Status:
 
 
 class Account:
-    """What this node has seen of its run: for its events, its state on SIGQUIT, and the summary at its end."""
+    """A record of what this node has seen of its run: for events, the state on SIGQUIT, and the summary at the end."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
