@@ -101,3 +101,15 @@ def test_a_successor_that_replaces_the_next_fork_server_is_not_followed_by_its_l
     forks.client.receive_from_successor()
     assert forks.client.process is successor
     assert forks.client.next_deadline() == forks.now + SUCCESSOR_DELAYS_SECONDS[1], "the next one is to learn"
+
+
+def test_a_node_that_waits_for_all_imports_has_the_successor_forked_at_once_and_only_the_first(forks: Forks) -> None:
+    forks.client.grow()
+    forks.wait_until_ready()
+    assert forks.client.next_deadline() <= forks.now, "without the pause that leaves the CPUs to workers"
+    forks.now -= SUCCESSOR_DELAYS_SECONDS[0]  # which the helper would wait
+    successor = forks.fork_successor()
+    forks.read_pid(successor)
+    forks.client.receive_from_successor()
+    forks.client.grow()
+    assert forks.client.next_deadline() > forks.now, "the next one learns from workers that have run"

@@ -158,6 +158,8 @@ def wait_for_starter(warden: Warden, interruption: Interruption) -> list[message
     grows = warden.starter is not None and warden.starter.growth
     last = messages.StarterGrown | messages.StarterStayed if grows else messages.StarterReady
     over = last | messages.StarterFailed | messages.WardenDied
+    if grows:
+        warden.grow_starter()
     heard: list[messages.WardenEvent] = []
     deadline = time.monotonic() + STARTER_MAX_SECONDS
     while not any(isinstance(event, over) for event in heard) and (left := deadline - time.monotonic()) > 0:

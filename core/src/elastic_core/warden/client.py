@@ -152,6 +152,10 @@ class Warden:
             self._send({"do": "end_starter"})
         self.starter = starter
 
+    def grow_starter(self) -> None:
+        """Have the starter import more as soon as it is ready; by default it leaves the CPUs to workers that start."""
+        self._send({"do": "grow_starter"})
+
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None
     ) -> None:

@@ -130,6 +130,8 @@ class WardenProcess:
                 self._slot = descriptors.pop()  # this process never closes it
             case "starter":
                 self._add_child(self._starter.start(message))
+            case "grow_starter":
+                self._starter.grow()
             case "end_starter":
                 self._starter.end()
             case "serve":

@@ -97,6 +97,11 @@ class StarterClient:
         self.refusal = ""
         return self._start()
 
+    def grow(self) -> None:
+        """Have the starter import more as soon as it is ready: no worker is about to start that needs the CPUs."""
+        if (growth := self._settings.get("growth")) and self._grown == 0:
+            self._forked_at = self._clock() - growth[0][0]
+
     def end(self) -> None:
         """End the starter: all workers start fresh from now on."""
         self.kill(self.process)
