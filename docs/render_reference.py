@@ -113,7 +113,7 @@ WHEN = {
     "`None` for the first round.",
     "stop_planned": "The workers of a healthy round must stop together within `deadline_s`.",
     "stop_at": "The workers of a planned stop have agreed on the step after which they end.",
-    "hang": "The job hangs: no progress for the window, and no rank's stack changes (rule L14). Published by every "
+    "hang": "The job hangs: no progress for the window, and no rank's stack changes. Published by every "
     "node. `stacks` has a line for each place where ranks are; `rank` is the one that the others wait for.",
     "hang_explained": "Plugins have explained the hang of a round, as elastic-torch does by torch's flight recorder.",
     "py_spy": "py-spy is installed, but has no permission to read the workers' memory.",

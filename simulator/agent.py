@@ -31,7 +31,7 @@ from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.session.join import Applicant, arrive
 from elastic_core.session.runtime import Runtime
-from simulator import data_loss, forgeries, health_checks, peers, programs, verdicts
+from simulator import data_loss, forgeries, health_checks, peers, programs, questions, verdicts
 from simulator.engine import TICK, Hub, Process, expire_after
 from simulator.inbox import Inbox
 from simulator.peers import PROBE_PORT
@@ -252,6 +252,7 @@ class SimAgent:
             judge=self._judge,
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
             checks_again=bool(plan.check_seconds),
+            sum_up_answers=partial(questions.sum_up, self),
         )
         resources = SimpleNamespace(
             config=config,
@@ -262,13 +263,12 @@ class SimAgent:
             warden=self.group,
             group=self.group,
             unreachable=partial(peers.unreachable, self.host),
-            explain_hang=lambda *_: False,
-            tell_hang=lambda *_: None,
             fence=lambda seconds, _now: self.group.fence(seconds),
             start_delay=lambda now: StartDelay(None, self.run, cast("Any", self.inbox), now, self._on_event),
             summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
         )
-        resources.locate_workers = partial(Resources.locate_workers, cast("Any", resources))
+        resources.find_answer = partial(Resources.find_answer, cast("Any", resources))
+        resources.say_last = partial(Resources.say_last, cast("Any", resources))
         look = partial(self.host.visible_slots, self.slot)
         self.supervisor = Supervisor(
             cast("Any", resources),

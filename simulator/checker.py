@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.protocol.entries import (
+    Answers,
     Closed,
     Drain,
     Entry,
@@ -23,9 +24,9 @@ from elastic_core.protocol.entries import (
     Open,
     Over,
     Plan,
+    Question,
     Resume,
     Round,
-    Stacks,
     StopAt,
 )
 from elastic_core.protocol.ledger import Ledger, stands_on
@@ -170,7 +171,7 @@ class Checker:
             case Drain() as body:
                 self.world.count("DRAIN")
                 health_checks.note_drain(self.world, body)
-            case Stacks() as body:
+            case Question() | Answers() as body:
                 questions.check(self.world, entry, body)
             case Leader() as body:
                 kind = kind_of(body.why)

@@ -21,9 +21,9 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a report is never answered",
-        "Heartbeat.follow",
-        "self._ledger, self._reported_at = ledger, None",
-        "self._ledger = ledger",
+        "SessionState.follow",
+        "self.ledger, self.unread_since, self.reported_at = ledger, None, None",
+        "self.ledger, self.unread_since = ledger, None",
         "workers",
     ),
     # Writing
@@ -332,7 +332,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "what a replaced server lets one read is contact",
         "StoreReader._look",
-        "min(waits_at, store.confirmed_at())",
+        "min(waits_at, confirmed_at(store))",
         "waits_at",
         "split",
         1000,
@@ -340,7 +340,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "what a replaced server takes is contact",
         "Heartbeat._count_as_contact",
-        "min(began, confirmed_at)",
+        "min(began, confirmed_at(store, max_age))",
         "began",
         "split",
         1000,
@@ -371,7 +371,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a node without contact asks for a place",
-        "RowWriter._is_held",
+        "Outbox.is_held",
         "self._state.is_cut_off()",
         "False",
         "split",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic_core.protocol.entries import (
+    Answers,
     Closed,
     Drain,
     Entry,
@@ -11,9 +12,9 @@ from elastic_core.protocol.entries import (
     Open,
     Over,
     Plan,
+    Question,
     Resume,
     Round,
-    Stacks,
     StopAt,
 )
 
@@ -39,9 +40,10 @@ def describe(entry: Entry) -> str:
             return f"OVER {body.round}; left: {', '.join(body.left) or 'nobody'}"
         case Drain() as body:
             return f"DRAIN {', '.join(body.nodes)}: {body.why}"
-        case Stacks() as body:
-            what = f"reports on {body.answers}" if body.answers else "asks"
-            return f"STACKS {what}, {body.nth}, for {len(body.requests)}: {body.why}"
+        case Question() as body:
+            return f"QUESTION {body.name} of {body.asked_by}"
+        case Answers() as body:
+            return f"ANSWERS to {body.question}: {body.report}"
         case Closed() as body:
             return f"CLOSED with {body.exit_code}: {body.why}"
         case Resume() as body:

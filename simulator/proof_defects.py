@@ -30,19 +30,19 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         "apply(ledger, found[index], now) if index != at.over else replace(ledger, head=replace(head, anchors=at))",
         "departed",
     ),
-    # Questions about ranks
+    # Questions
     Defect(
         "a question is asked while one is open",
         "ask_or_report",
-        "asked is not None and not asked.answers",
-        "False",
+        "(asked := ledger.question) is None",
+        "(asked := ledger.question) is None or view.now > ledger.question_at",
         "questions",
     ),
     Defect(
         "a question of an earlier round stands",
         "apply",
-        "after(at, halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None, hang=None)",
-        "after(at, halt=None, plan=None, stop_at=None, over=None, suspected=None, hang=None)",
+        "after(at, halt=None, plan=None, stop_at=None, over=None, question=None, reports={})",
+        "after(at, halt=None, plan=None, stop_at=None, over=None, reports={})",
         "questions",
     ),
     # Gone nodes

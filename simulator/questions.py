@@ -1,15 +1,16 @@
-"""Questions about the position of ranks (rule L14): of nodes without progress, and of ``elastic stacks``."""
+"""Questions to all nodes of a round (rule L14), of monitors that ask again and again, and of commands."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.protocol.entries import Entry, Halt, Open, Resume, Round, Stacks
-from elastic_core.protocol.node_events import Hung, Locate
-from elastic_core.protocol.roster import LocalStacks, NodeInfo, NodeRow
+from elastic_core.protocol.entries import Answers, Entry, Halt, Open, Question, Resume, Round
+from elastic_core.protocol.node_events import Asked
+from elastic_core.protocol.roster import Ask, NodeInfo, NodeRow
+from elastic_core.questions import AskedQuestion, NodeAnswer
 from simulator.channel import Payload
 from simulator.engine import Process
 from simulator.store import Connection
@@ -19,63 +20,93 @@ if TYPE_CHECKING:
     from simulator.plan import Fault
     from simulator.world import Host, World
 
-WINDOW = 4.0
-"""Seconds without progress."""
+NAMES = "load", "place"
+SILENT = "silent"
 
 
-def locate(agent: SimAgent, asked: Locate) -> LocalStacks:
-    """Return an answer after a while, as if no rank moved."""
-    step = agent.group.newest_step()
-    agent._sleep(6.0 * agent.host.world.hub.random.random())
-    texts = {agent.node_id: "stack"} if asked.full else {}
-    return LocalStacks(answers=asked.index, places={f"in {agent.node_id}": (0,)}, step=step, texts=texts)
+class SimRound:
+    """A round as the agent shows it to monitors, with one that answers each question and asks again in ``asks_until``.
+
+    It is its own ``questions``.
+    """
+
+    last_words = ()
+
+    def __init__(self, agent: SimAgent) -> None:
+        self.agent, self.questions = agent, self
+        self.asks_until = 0.0
+
+    @property
+    def number(self) -> int:
+        """The number of the newest round whose workers were started here; 0 for none."""
+        worker = self.agent.group.worker
+        return 0 if worker is None else worker.number
+
+    def find(self, name: str, value: object) -> str:
+        """Return an answer after a while."""
+        self.agent._sleep(6.0 * self.agent.host.world.hub.random.random())
+        return f'"{self.agent.node_id}"'
+
+    def take(self, name: str, report: object) -> None:
+        """Ask again, as a monitor does whose reason to ask lasts."""
+        if self.agent.host.world.hub.now < self.asks_until:
+            self.agent.inbox.post(Asked(self.number, name, "0"))
 
 
-def check(world: World, entry: Entry, body: Stacks) -> None:
-    """L14: one question at a time in a live round, and each report answers the newest question."""
-    kind = "reports" if body.answers else "asks"
-    world.count(f"STACKS {kind}")
+def sum_up(agent: SimAgent, question: AskedQuestion, answers: Sequence[NodeAnswer], before: str) -> str:
+    """Return the report of a plugin that takes a while."""
+    agent._sleep(agent.host.world.hub.random.random())
+    return f'"{SILENT}"' if any(one.silent for one in answers) else '"all"'
+
+
+def check(world: World, entry: Entry, body: Question | Answers) -> None:
+    """L14: one question at a time in a live round, and each ANSWERS is of the newest question."""
+    does = "asks" if isinstance(body, Question) else "answers"
+    world.count(f"L14 a leader {does}")
     before, asked = world.checker.histories.written.get(entry.prev), None
     while before is not None and not isinstance(before.body, Open | Round | Resume | Halt):
-        if isinstance(before.body, Stacks) and asked is None:
+        if isinstance(before.body, Question | Answers) and asked is None:
             asked = before
         before = world.checker.histories.written.get(before.prev)
     halted = before is None or isinstance(before.body, Halt | Open)
     if halted and not (before is not None and isinstance(before.body, Resume) and before.body.halt is None):
-        world.checker.fail("L14", f"{entry.author} {kind} where the ranks are, and no round is live")
-    question = None if asked is None or not isinstance(asked.body, Stacks) or asked.body.answers else asked
+        world.checker.fail("L14", f"{entry.author} {does}, and no round is live")
+    question = None if asked is None or not isinstance(asked.body, Question) else asked
     # A leader that has joined since does not know of the question, and asks again.
     known = question is not None and world.checker.joined_at.get(entry.author, 0) < question.index
-    if not body.answers and question is not None and known:
-        world.checker.fail("L14", f"{entry.author} asks while question {question.index} is open")
-    if body.answers and (question is None or question.index != body.answers):
-        world.checker.fail("L14", f"{entry.author} reports what {body.answers} has asked, which is not open")
-    if question is not None and body.answers and question.author != entry.author:
-        world.count("STACKS another leader reports")
-    if body.answers and "has not answered" in body.report:
-        world.count("STACKS a node does not answer")
+    if isinstance(body, Question):
+        if question is not None and known:
+            world.checker.fail("L14", f"{entry.author} asks while question {question.index} is open")
+        return
+    if question is None or question.index != body.question:
+        world.checker.fail("L14", f"{entry.author} answers question {body.question}, which is not open")
+    elif question.author != entry.author:
+        world.count("L14 another leader answers")
+    if SILENT in body.report:
+        world.count("L14 a node does not answer")
 
 
 def _quiet(world: World, host: Host, fault: Fault) -> bool:
-    """Report no progress of an agent of this host, for ``span``."""
+    """Have a monitor of an agent of this host ask, again after each report for ``span``."""
     agent = next((one for one in host.living if one.group.alive()), None)
     if agent is None or agent.group.worker is None:
         return False
-    number = agent.group.worker.number
-    agent.inbox.post(Hung(number, WINDOW))
-    world.hub.at(world.hub.now + fault.span, agent.inbox.post, Hung(number, 0.0))
+    number, name = agent.group.worker.number, world.hub.random.choice(NAMES)
+    agent.group.round.asks_until = world.hub.now + fault.span
+    agent.inbox.post(Asked(number, name, "0"))
+    world.hub.at(world.hub.now + fault.span, agent.inbox.post, Asked(number, name, None))
     return True
 
 
 def _ask(world: World, host: Host, fault: Fault) -> bool:
-    """Run ``elastic stacks`` on this host; it ends after ``span``, or is killed if ``value`` is 1."""
-    name = f"stacks-{world.new_id()}"
+    """Run a command that asks on this host; it ends after ``span``, or is killed if ``value`` is 1."""
+    name = f"request-{world.new_id()}"
     process = Process(name, host.clock, host)
     versions = next((agent.info.versions for agent in host.agents), None)
     if versions is None:
         return False
     info = NodeInfo(node_id=name, host=host.name, host_id=name, slot=0, local_world_size=0, role="", versions=versions)
-    row = Payload.of(NodeRow(info=info, wants_stacks="full" if fault.value else "brief"))
+    row = Payload.of(NodeRow(info=info, asks=(Ask(NAMES[0], "0", _newest(world)),)))
 
     def call(name: str, *given: Any) -> None:
         with contextlib.suppress(RendezvousConnectionError):
@@ -88,6 +119,12 @@ def _ask(world: World, host: Host, fault: Fault) -> bool:
     if not fault.value:
         world.hub.at(world.hub.now + fault.span, end)
     return True
+
+
+def _newest(world: World) -> int:
+    """Return the index of the newest entry that an agent has read."""
+    agents = [agent for host in world.hosts for agent in host.agents if agent.supervisor is not None]
+    return max((agent.supervisor._session.ledger.head.index for agent in agents if agent.supervisor), default=0)
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"quiet": _quiet, "ask": _ask}

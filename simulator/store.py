@@ -18,6 +18,7 @@ from elastic_core.rendezvous.backend import (
     HeartbeatReply,
     Link,
     RendezvousBackend,
+    ReplaceableServer,
     RosterRow,
 )
 from simulator.amendments import Amendments
@@ -256,7 +257,7 @@ def _as_payload(data: bytes, decode: Callable[[bytes], object]) -> bytes:
     return data if isinstance(data, Payload) else Payload.of(decode(data[SEAL_BYTES:]), data)
 
 
-class Connection(RendezvousBackend):
+class Connection(RendezvousBackend, ReplaceableServer):
     """One client's connection."""
 
     def __init__(self, store: SimStore, channel: Channel, process: Process, *, hosting: bool = True) -> None:

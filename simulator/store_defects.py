@@ -102,12 +102,12 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a report counts before the store has it",
-        "RowWriter.publish",
+        "Outbox.publish",
         "self._row, self._revision = row, self._revision + 1",
         "self._row, self._revision = row, self._revision + 1\n"
         "if row.incident is not None and row.incident != self._reported:\n"
         "    if self._is_owed(row.incident):\n"
-        "        self._incident_reported()",
+        "        self._state.report_sent()",
         "isolated",
         3000,
         first=3860,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from elastic_core.incidents import Incident
@@ -46,8 +44,7 @@ class SimWorkerGroup:
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
         self.worker: Worker | None = None
-        self.round = SimpleNamespace(locate=partial(questions.locate, agent))
-        """No monitor looks for hangs: a fault reports them (``questions``)."""
+        self.round = questions.SimRound(agent)
         self.step: int | None = None
         """The rank's last reported step."""
         self.offer = ""

@@ -145,7 +145,7 @@ def test_workers_train_on_recover_and_finish_whatever_is_planted(
 def test_100_mb_in_redis_are_refused_unread(stage: Stage, tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis") as found:
         with redis.Redis(port=found.port) as admin:
-            record = b"planted\n" + b"[" * (400 * MAX_VALUE_BYTES)
+            record = b"1 planted\n" + b"[" * (400 * MAX_VALUE_BYTES)
             admin.hset(Keys("elastic", "job").all[0], mapping={"1": record, "head": 1})
         flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}", "--rdzv_id=job", "--nnodes=1"]
         agent = stage.run(*flags, WORKERS / "sleeper.py")
@@ -158,8 +158,8 @@ def test_100_mb_in_redis_are_refused_unread(stage: Stage, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (b"planted\n" + b"[" * (400 * MAX_VALUE_BYTES), r"Entry \d+ .* bytes; at most \d+ are allowed"),
-        (b"planted\n" + json.dumps({"v": PROTOCOL + 1}).encode(), "protocol version"),
+        (b"1 planted\n" + b"[" * (400 * MAX_VALUE_BYTES), r"Entry \d+ .* bytes; at most \d+ are allowed"),
+        (b"1 planted\n" + json.dumps({"v": PROTOCOL + 1}).encode(), "protocol version"),
     ],
     ids=["100 MB", "another version"],
 )

@@ -1,20 +1,17 @@
-"""A round as its monitors see it: what they answer and are told of a hang."""
+"""A round as its monitors see it: what they ask, answer and are told."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from elastic_core import round_questions
 from elastic_core.events import Event
 from elastic_core.monitors import RunningRound
-from elastic_core.protocol.entries import Stacks
-from elastic_core.protocol.node_events import Hung, Locate
-from elastic_core.protocol.roster import LocalStacks
-
-WHERE = Locate(5, full=False, judge=False)
-NOWHERE = LocalStacks(answers=5, places={})
-HANG = Stacks(round=3, why="", hang=True)
+from elastic_core.protocol.node_events import Asked
+from elastic_core.round_questions import LAST_WORDS_MAX_CHARACTERS
 
 
 @pytest.fixture
@@ -32,46 +29,112 @@ def round(posted: list[object], published: list[Event]) -> RunningRound:
     return RunningRound(3, "run", ["n1"], Path(), post=posted.append, publish=published.append)
 
 
-def test_a_suspicion_is_posted_with_the_number_of_its_round(round: RunningRound, posted: list[object]) -> None:
-    round.suspect_hang(300.0)
-    assert posted == [Hung(3, 300.0)]
+def test_a_question_is_posted_with_the_number_of_its_round(round: RunningRound, posted: list[object]) -> None:
+    round.ask("load", {"since": 3})
+    round.ask("load", None)
+    assert posted == [Asked(3, "load", '{"since":3}'), Asked(3, "load", None)]
 
 
-def test_without_a_monitor_no_place_is_known_and_a_hang_has_no_consequence(round: RunningRound) -> None:
-    assert round.locate(WHERE) == NOWHERE
-    round.tell_hang(HANG)
+@pytest.mark.parametrize(
+    ("name", "value"), [("", 1), ("n" * 33, 1), ("load", "x" * 256), ("load", object()), ("load", float("nan"))]
+)
+def test_a_question_that_does_not_fit_is_refused(
+    round: RunningRound, posted: list[object], name: str, value: object
+) -> None:
+    with pytest.raises(ValueError, match=r"name|JSON"):
+        round.ask(name, value)
+    assert posted == []
 
 
-def test_the_first_monitor_that_wants_to_answers_where_the_ranks_are(round: RunningRound) -> None:
-    found = LocalStacks(answers=5, places={"in f": (0,)})
-    round.answer_where(lambda asked: found)
-    round.answer_where(lambda asked: NOWHERE)
-    assert round.locate(WHERE) == found
+def test_the_first_monitor_that_wants_to_answers(round: RunningRound) -> None:
+    round.answer("load", lambda value: value + 1)
+    round.answer("load", lambda value: 0)
+    assert round.questions.find("load", 7) == "8"
+    assert round.questions.find("another", 7) == "null"
 
 
-def test_only_hangs_of_the_round_itself_are_passed_on(round: RunningRound) -> None:
-    told: list[Stacks] = []
-    round.follow_hangs(told.append)
-    for report in (Stacks(round=3, why=""), Stacks(round=2, why="", hang=True), HANG):
-        round.tell_hang(report)
-    assert told == [HANG]
+@pytest.mark.parametrize("value", [object(), "x" * 50_000], ids=["no JSON", "too long"])
+def test_an_answer_that_does_not_fit_is_left_out(round: RunningRound, published: list[Event], value: object) -> None:
+    round.answer("load", lambda _: value)
+    assert round.questions.find("load", 7) == "null"
+    assert [event.name for event in published] == ["plugin_failed"]
+
+
+def test_reports_are_passed_on_in_order_and_each_to_all_followers(round: RunningRound) -> None:
+    told: list[object] = []
+    release, done = threading.Event(), threading.Event()
+
+    def first(report: object) -> None:
+        assert release.wait(60.0)
+        told.append(("first", report))
+
+    round.follow_answers("load", first)
+    round.follow_answers("load", lambda report: told.append(("second", report)))
+    round.follow_answers("end", lambda report: done.set())
+    for name, report in (("load", 1), ("another", 0), ("load", 2), ("end", 0)):
+        round.questions.take(name, report)
+    assert told == [], "the agent's loop does not wait for them"
+    release.set()
+    assert done.wait(60.0)
+    assert told == [("first", 1), ("second", 1), ("first", 2), ("second", 2)]
+
+
+def test_a_follower_that_takes_too_long_is_reported_and_the_next_one_is_called(
+    round: RunningRound, published: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_questions, "FOLLOW_SECONDS", 0.05)
+    never, done = threading.Event(), threading.Event()
+    round.follow_answers("load", lambda report: never.wait())
+    round.follow_answers("load", lambda report: done.set())
+    round.questions.take("load", 1)
+    assert done.wait(60.0)
+    never.set()
+    assert [event.name for event in published] == ["plugin_failed"]
 
 
 def test_a_monitor_that_raises_is_reported_and_the_next_one_is_called(
     round: RunningRound, published: list[Event]
 ) -> None:
-    def fail(_: object) -> LocalStacks:
+    def fail(*_: object) -> str:
         raise ValueError("no such rank")
 
-    told: list[Stacks] = []
-    round.answer_where(fail)
-    round.follow_hangs(fail)
-    round.follow_hangs(told.append)
-    assert round.locate(WHERE) == NOWHERE
-    round.tell_hang(HANG)
-    assert told == [HANG]
+    done = threading.Event()
+    round.answer("load", fail)
+    round.before_stop(fail)
+    round.follow_answers("load", fail)
+    round.follow_answers("load", lambda report: done.set())
+    assert round.questions.find("load", 7) == "null"
+    assert round.questions.say_last() == ""
+    round.questions.take("load", 1)
+    assert done.wait(60.0)
     message = "a monitor raised, and is not called again in this round: ValueError: no such rank."
-    assert [event.message for event in published] == [message] * 2, "once for each call that it registered"
+    assert [event.message for event in published] == [message] * 3, "once for each call that it registered"
+
+
+def test_the_word_of_monitors_before_a_stop_is_limited_in_time_and_size(round: RunningRound) -> None:
+    never = threading.Event()
+    round.before_stop(lambda: "x" * 1000)
+    round.before_stop(lambda: str(never.wait()), within=0.05)
+    round.before_stop(lambda: 7)  # type: ignore[arg-type, return-value]  # a defect of the plugin
+    round.before_stop(lambda: "rank 3 sleeps")
+    assert round.questions.say_last() == f"{'x' * LAST_WORDS_MAX_CHARACTERS}; rank 3 sleeps"
+    never.set()
+
+
+def test_an_explanation_takes_the_place_of_another_one(round: RunningRound) -> None:
+    round.explain("it hangs")
+    round.explain("the network is slow")
+    round.explain("it hangs for long", instead_of="it hangs")
+    assert round.explanations == ["the network is slow", "it hangs for long"]
+    round.explain("", instead_of="it hangs for long")
+    assert round.explanations == ["the network is slow"]
+
+
+def test_an_empty_note_takes_the_note_back(round: RunningRound) -> None:
+    round.note("gpu", "cold")
+    round.note("gpu", "")
+    round.note("another", "")
+    assert round.notes == {}
 
 
 def test_of_several_monitors_the_first_one_answers_for_snapshots(round: RunningRound) -> None:

@@ -11,13 +11,13 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``starter``: how a plugin brings a process that forks workers on request.
 * ``hookspecs``: every hook and its contract.
 * ``gates``, ``monitors``: a node's two gates, and a round's workers, as plugins see them. ``progress_table``: the
-  progress of these workers.
+  progress of these workers. ``round_questions``: which monitors answer and follow questions.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
 * ``assignment``: what a worker is told of itself. ``threads``: calls in a thread, with a limit of time.
-  ``version``: the version of this distribution.
+  ``version``: the version of this distribution. ``questions``: what monitors ask all nodes, and the answers.
   ``digest``: digests of text, without OpenSSL. ``distributions``: what can be installed besides core.
 * ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared vocabulary. (``__main__`` is ``elastic``.)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elastic_core.incidents import Explanation, History, Incident, Verdict
     from elastic_core.monitors import LeftMemory, RunningRound
     from elastic_core.protocol.roster import NodeInfo
+    from elastic_core.questions import AskedQuestion, NodeAnswer
     from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
     from elastic_core.rendezvous.handler import RendezvousParameters
     from elastic_core.rendezvous.options import RendezvousOptions
@@ -125,14 +126,19 @@ def elastic_node_gone(node: NodeInfo) -> bool | None:
 
 
 @hookspec
-def elastic_explain_hang(ranks: Mapping[int, int], world_size: int, directory: Path) -> str | None:
-    """Return lines that explain why a round hangs; None where the plugin knows nothing.
+def elastic_sum_up_answers(question: AskedQuestion, answers: Sequence[NodeAnswer], before: Any) -> Any:
+    """Return one report of the answers of all nodes to a question, a JSON value; None where the plugin knows it not.
 
-    Called on every node after a report that the job hangs (event ``hang``), in a separate thread, with 20 s to answer.
-    ``ranks`` has the pids of its workers, which run, by rank; ``directory`` is the round's folder of this node, for
-    files. The lines are the event ``hang_explained``, and part of the next failure in that round. With
-    ``--hang_timeout`` the rank for which the others wait is ended after the answer. All plugins are called. One that
-    raises, takes longer, or returns another value is reported.
+    Called on the leader, in a separate thread, when all nodes have answered a question of
+    :meth:`~elastic_core.monitors.RunningRound.ask`, or after 5 s. ``answers`` has one for each node of the round, in
+    rank order; nodes of a foreign handler have none. ``before`` is the former report on a question of that name in this
+    round; None for none, and after another node has become the leader. All nodes get the report by
+    :meth:`~elastic_core.monitors.RunningRound.follow_answers`.
+
+    All plugins are called, with 3 s to answer; of several reports that of the last registered plugin counts. A plugin
+    that raises, takes longer, or returns no JSON value of at most 4,096 bytes is reported, and its answer is None. A
+    plugin must not keep state: another node may sum up the next answers. Whatever the report says, core decides
+    nothing by it.
     """
 
 

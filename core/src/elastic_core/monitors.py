@@ -14,17 +14,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, TypeVar
 
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Progress
 from elastic_core.progress_table import ProgressTable
-from elastic_core.protocol.node_events import Hung, Locate
-from elastic_core.protocol.roster import LocalStacks
-
-if TYPE_CHECKING:
-    from elastic_core.protocol.entries import Stacks
+from elastic_core.protocol.node_events import Asked
+from elastic_core.questions import VALUE_MAX_BYTES, check_name, encode
+from elastic_core.round_questions import LAST_WORDS_SECONDS, Guarded, RoundQuestions
 
 _Found = TypeVar("_Found")
 NOTE_MAX_CHARACTERS = 200
@@ -142,32 +140,8 @@ def _ignore(event: object) -> None:
     """Take an event that no agent waits for, as in a test of a monitor."""
 
 
-def _find_no_places(asked: Locate) -> LocalStacks:
-    """Return an answer for a node without a monitor that finds out where its workers are."""
-    return LocalStacks(answers=asked.index, places={})
-
-
 def _find_no_snapshot(held: Mapping[str, int]) -> tuple[int, int] | None:
     """Return None, for a node without a monitor that knows the snapshots in memory."""
-
-
-class _Guarded(Generic[_Found]):
-    """Calls a monitor, until that raises: the error is published, and from then on each call returns None."""
-
-    def __init__(self, call: Callable[..., _Found], publish: Callable[[Event], None]) -> None:
-        self._call: Callable[..., _Found] | None = call
-        self._publish = publish
-
-    def __call__(self, *given: object) -> _Found | None:
-        if (call := self._call) is None:
-            return None
-        try:
-            return call(*given)
-        except Exception as exc:
-            self._call = None
-            message = f"a monitor raised, and is not called again in this round: {in_one_line(exc)}"
-            self._publish(Event("plugin_failed", message, Level.WARNING))
-            return None
 
 
 @dataclass
@@ -198,11 +172,13 @@ class RunningRound:
     every_stream: bool = field(default=False, repr=False)
     """True if a monitor reads streams that the agent would otherwise leave to the worker."""
     last_looks: list[Callable[[PlannedStop], Event | None]] = field(default_factory=list, repr=False)
-    locate: Callable[[Locate], LocalStacks] = field(default=_find_no_places, repr=False)
+    questions: RoundQuestions = field(init=False, repr=False)
     find_snapshot: Callable[[Mapping[str, int]], tuple[int, int] | None] = field(default=_find_no_snapshot, repr=False)
-    _hang_followers: list[Callable[[Stacks], object]] = field(default_factory=list, repr=False)
     _open: list[Callable[[int], OutputReader | None]] = field(default_factory=list, repr=False)
     _readers: list[GuardedReader] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        self.questions = RoundQuestions(self.publish)
 
     # Observation
 
@@ -219,20 +195,20 @@ class RunningRound:
             every_stream: Whether the agent reads all streams for it. By default a single worker that has the agent's
                 own stdout, since nothing keeps or changes that, keeps it.
         """
-        self._open.append(_Guarded(open, self.publish))
+        self._open.append(Guarded(open, self.publish))
         self.every_stream |= every_stream
 
     def follow_progress(self, take: Callable[[int, Progress], None]) -> None:
         """Have ``take(rank, progress)`` called for each progress that a rank reports, or that a monitor reports."""
         if not self.closed.is_set():
-            self.progress.followers.append(_Guarded(take, self.publish))
+            self.progress.followers.append(Guarded(take, self.publish))
 
     def look_last(self, look: Callable[[PlannedStop], Event | None]) -> None:
         """Have ``look`` called on a thread after a planned stop, when all workers have ended; it has 0.2 s.
 
         If it returns an event, that is published, and ``verdict.json`` has the fields under the name of the event.
         """
-        self.last_looks.append(_Guarded(look, self.publish))
+        self.last_looks.append(Guarded(look, self.publish))
 
     def newest_progress(self) -> Mapping[int, tuple[Progress, float]]:
         """Return the newest progress of each rank that has made any, and how many seconds ago it last moved."""
@@ -242,12 +218,32 @@ class RunningRound:
         """Return the longest time in seconds between two steps in a row of a worker, in this run; None without any."""
         return self.progress.longest_interval()
 
-    def follow_hangs(self, take: Callable[[Stacks], object]) -> None:
-        """Have ``take`` called with each report that this round hangs, once plugins have explained it.
+    def follow_answers(self, name: str, take: Callable[[Any], object]) -> None:
+        """Have ``take(report)`` called with each report on a question of this name, of any node (rule L14).
 
-        It is called on the agent's loop, so it must return within milliseconds.
+        The report is what ``elastic_sum_up_answers`` has returned on the leader. Followers are called one after the
+        other on a thread of theirs, in the order in which they were registered, and may block for 20 s. The next report
+        is passed on when all have returned, or have taken so long.
         """
-        self._hang_followers.append(_Guarded(take, self.publish))
+        self.questions.followers.append((name, Guarded(take, self.publish)))
+
+    def answer(self, name: str, find: Callable[[Any], Any]) -> None:
+        """Have ``find(value)`` answer for this node whenever all nodes are asked a question of this name.
+
+        It is called on a thread of the agent's, also for two questions at once, with the value of the question. It
+        returns a JSON value of at most 48 KiB, within 5 s: a later answer does not count. Of several monitors the first
+        one to call this answers: that of the plugin that was registered last.
+        """
+        check_name(name)
+        self.questions.finders.setdefault(name, Guarded(find, self.publish))
+
+    def before_stop(self, call: Callable[[], str], within: float = LAST_WORDS_SECONDS) -> None:
+        """Have ``call()`` say, before the workers are stopped, for which of them a failed rank may have waited.
+
+        It is called on a thread of the agent's if a failure elsewhere follows from the loss of a peer. It has
+        ``within`` seconds, at most 0.5. The text, of at most 400 characters, becomes part of the failure.
+        """
+        self.questions.last_words.append((Guarded(call, self.publish), min(within, LAST_WORDS_SECONDS)))
 
     # Actions
 
@@ -281,40 +277,40 @@ class RunningRound:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
 
-    def suspect_hang(self, seconds: float) -> None:
-        """Report that a rank of this node has made no progress for so many seconds; 0 once all do again (rule L14).
+    def ask(self, name: str, value: Any) -> None:
+        """Ask all nodes of the round a question, which their monitors answer; None as the value: ask no longer.
 
-        All nodes are then asked where their ranks are, and the report of their answers says whether the job hangs.
+        The leader takes it once: ask again after the report, which :meth:`follow_answers` passes on. A question of the
+        same name that is open, or that another node asks, serves this node, too.
+
+        Raises:
+            ValueError: The name has more than 32 characters, or the value, as JSON, more than 256 bytes.
         """
-        self.post(Hung(self.number, seconds))
-
-    def answer_where(self, locate: Callable[[Locate], LocalStacks]) -> None:
-        """Have ``locate`` find out where the ranks of this node are, whenever all nodes are asked.
-
-        It is called on a thread of the agent's, also for two questions at once. Of several monitors the first one to
-        call this answers: that of the plugin that was registered last.
-        """
-        if self.locate is _find_no_places:
-            guarded = _Guarded(locate, self.publish)
-            self.locate = lambda asked: guarded(asked) or _find_no_places(asked)
+        check_name(name)
+        self.post(Asked(self.number, name, None if value is None else encode(value, VALUE_MAX_BYTES)))
 
     def answer_snapshot(self, find: Callable[[Mapping[str, int]], tuple[int, int] | None]) -> None:
         """Have ``find(held)`` return the round and step of the newest snapshot in memory, for ``elastic status``.
 
         ``held`` has the memory files that workers have left with the agent (``elastic_core.worker.fd_store``): their
         descriptors by name. It is called on the agent's loop every few seconds, also after the round, and must return
-        within a millisecond. As with :meth:`answer_where`, the first monitor to call this answers.
+        within a millisecond. As with :meth:`answer`, the first monitor to call this answers.
         """
         if self.find_snapshot is _find_no_snapshot:
-            self.find_snapshot = _Guarded(find, self.publish)
+            self.find_snapshot = Guarded(find, self.publish)
 
-    def explain(self, text: str) -> None:
-        """Have the first failure of this round tell these lines, too: 1,500 characters each, of the newest two."""
-        self.explanations.append(text[:EXPLANATION_MAX_CHARACTERS])
-        del self.explanations[:-EXPLANATIONS_MAX]
+    def explain(self, text: str, *, instead_of: str = "") -> None:
+        """Have the first failure of this round tell these lines, too: 1,500 characters each, of the newest two.
+
+        They take the place of the former text ``instead_of``; '' as the text takes that back.
+        """
+        kept = [lines for lines in self.explanations if lines != instead_of[:EXPLANATION_MAX_CHARACTERS]]
+        self.explanations[:] = [*kept, *filter(None, [text[:EXPLANATION_MAX_CHARACTERS]])][-EXPLANATIONS_MAX:]
 
     def note(self, name: str, value: str) -> None:
         """Write a note into this node's row, which ``elastic status`` shows; one of the same name is replaced.
+
+        '' as the value takes it back.
 
         Raises:
             ValueError: There would be more than ``NOTES_MAX`` notes, or one of more than ``NOTE_MAX_CHARACTERS``.
@@ -322,14 +318,10 @@ class RunningRound:
         if len({*self.notes, name}) > NOTES_MAX or len(name) + len(value) > NOTE_MAX_CHARACTERS:
             raise ValueError(f"at most {NOTES_MAX} notes of {NOTE_MAX_CHARACTERS} characters: {name}={value[:40]!r}")
         self.notes[name] = value
+        if not value:
+            del self.notes[name]
 
     # For the agent
-
-    def tell_hang(self, found: Stacks) -> None:
-        """Pass on a report, if it is one that this round hangs."""
-        if found.hang and found.round == self.number:
-            for take in self._hang_followers:
-                take(found)
 
     def open_readers(self, rank: int) -> list[OutputReader]:
         """Return the readers of one stream of a worker."""

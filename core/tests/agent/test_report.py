@@ -32,7 +32,6 @@ from elastic_core.protocol.entries import (
     Leader,
     Open,
     Round,
-    Stacks,
 )
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.warden.messages import StarterDied, warden_death
@@ -56,22 +55,6 @@ TITLE = "Root cause (the first failure across all nodes)"
 
 
 # The root cause ------------------------------------------------------------------------------------------------------
-
-
-def test_a_hang_is_told_and_what_moves_is_only_for_programs() -> None:
-    asks = Stacks(round=1, why="no progress for 300 s on host-a", window=300.0, nth=1)
-    found = replace(asks, answers=3, report="rank 3 is in f\nranks 0-2 are in g", hang=True, culprit=3, step=8)
-    ledger = live("ab")
-    entries = [first := entry(ledger, asks, at=12.0)]
-    ledger = advance(ledger, first, 12.0)
-    hang, moves = (
-        list(ledger_events(live("ab"), [*entries, entry(ledger, report, at=13.0)], 13.0, "a"))
-        for report in (found, replace(found, hang=False))
-    )
-    fields: dict[str, Any] = {"round": 1, "why": asks.why, "stacks": found.report, "step": 8, "window_s": 300.0}
-    message = "round 1: no progress for 300 s, since step 8:\n  rank 3 is in f\n  ranks 0-2 are in g"
-    assert hang == [Event("hang", message, Level.WARNING, {**fields, "rank": 3})]
-    assert [(event.name, event.level, event.fields["rank"]) for event in moves] == [("stacks", Level.DEBUG, None)]
 
 
 def test_a_crash_is_told_with_who_what_where_and_its_last_lines() -> None:

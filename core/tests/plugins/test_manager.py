@@ -227,7 +227,7 @@ def wrapping() -> SimpleNamespace:
             "The plugin 'mine' implements 'elastic_judge_failur', which is not a hook. "
             "Did you mean 'elastic_judge_failure'?",
             "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_explain_failure, "
-            "elastic_judge_failure, elastic_node_gone, elastic_explain_hang, elastic_observe, elastic_run_starts, "
+            "elastic_judge_failure, elastic_node_gone, elastic_sum_up_answers, elastic_observe, elastic_run_starts, "
             "elastic_run_ends, elastic_train_state, elastic_init_process_group, elastic_rescue, "
             "elastic_worker_command, elastic_worker_environment, "
             "elastic_flags, elastic_scheduler_defaults, elastic_find_job, elastic_configure, "

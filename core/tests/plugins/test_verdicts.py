@@ -3,7 +3,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from math import inf, nan
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +16,13 @@ from elastic_core.plugins.verdicts import (
     LONGEST_NAME,
     LONGEST_REASON,
     explain_failure,
-    explain_hang,
     judge,
     node_gone,
+    sum_up_answers,
 )
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
+from elastic_core.questions import REPORT_MAX_BYTES, AskedQuestion, NodeAnswer
 
 PATIENCE = 60.0
 INCIDENT = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="n", host="h", exit_code=1)
@@ -216,11 +216,16 @@ def test_a_plugin_is_asked_about_no_other_node_before_it_has_answered() -> None:
     assert questions == ["a", "c"]
 
 
-def explains(plugin: str, function: Callable[..., object]) -> Implementation:
-    return Implementation(plugin, "elastic_explain_hang", function, ("ranks", "world_size", "directory"))
+QUESTION = AskedQuestion(round=1, name="load", value=7, asked_by="host-a")
+ANSWERS = [NodeAnswer(node="host-a", ranks=range(2), value=3), NodeAnswer(node="host-b", ranks=range(2, 4), value=4)]
+TOLD = {"question": QUESTION, "answers": ANSWERS, "before": None}
 
 
-def test_all_plugins_explain_a_hang_and_one_that_fails_is_reported() -> None:
+def sums(plugin: str, function: Callable[..., object]) -> Implementation:
+    return Implementation(plugin, "elastic_sum_up_answers", function, ("question", "answers", "before"))
+
+
+def test_the_first_report_counts_and_a_plugin_that_fails_is_reported() -> None:
     never = threading.Event()
     told: list[Event] = []
 
@@ -228,24 +233,30 @@ def test_all_plugins_explain_a_hang_and_one_that_fails_is_reported() -> None:
         raise OSError("disk")
 
     plugins = [
-        explains("recorder", lambda ranks, world_size, directory: f" rank {min(ranks)} of {world_size}\n"),
-        explains("nothing", lambda *_: None),
-        explains("number", lambda *_: 7),
-        explains("fails", fails),
-        explains("waits", lambda *_: never.wait()),
-        explains("more", lambda _ranks, _size, directory: str(directory)),
+        sums("nothing", lambda *_: None),
+        sums("object", lambda *_: object()),
+        sums("long", lambda *_: "x" * REPORT_MAX_BYTES),
+        sums("fails", fails),
+        sums("waits", lambda *_: never.wait()),
+        sums("adds", lambda question, answers, before: [question.value, sum(one.value for one in answers), before]),
+        sums("later", lambda *_: 1),
     ]
     try:
-        said = explain_hang(plugins, {1: 10}, 4, Path("/logs"), report=told.append, timeout=1.0)
+        found = sum_up_answers(plugins, {**TOLD, "before": [1]}, report=told.append, unanswered={}, timeout=1.0)
     finally:
         never.set()
-    assert said == "rank 1 of 4\n/logs"
+    assert found == "[7,7,[1]]"
     warnings = [event.message for event in told if event.level >= Level.WARNING and "traceback" not in event.name]
     assert [message.partition(":")[0] for message in warnings] == [
-        "The plugin 'number' raised in elastic_explain_hang",
-        "The plugin 'fails' raised in elastic_explain_hang",
-        "The plugin 'waits' did not explain the hang within 1 s.",
+        "The plugin 'object' raised in elastic_sum_up_answers",
+        "The plugin 'long' raised in elastic_sum_up_answers",
+        "The plugin 'fails' raised in elastic_sum_up_answers",
+        "The plugin 'waits' did not sum up answers within 1 s.",
     ]
+
+
+def test_without_a_plugin_there_is_no_report() -> None:
+    assert sum_up_answers([], TOLD, report=lambda _: None, unanswered={}) == "null"
 
 
 def knows(plugin: str, function: Callable[[str], object]) -> Implementation:

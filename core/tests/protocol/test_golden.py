@@ -13,6 +13,7 @@ from elastic_core import __version__
 from elastic_core.incidents import Explanation, Failure, FailureClass
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
 from elastic_core.protocol.entries import (
+    Answers,
     Body,
     Closed,
     Counters,
@@ -23,13 +24,13 @@ from elastic_core.protocol.entries import (
     Open,
     Over,
     Plan,
+    Question,
     Resume,
     Round,
     SpentRestart,
-    Stacks,
     StopAt,
 )
-from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase, Reached, Slots
+from elastic_core.protocol.roster import Answer, Ask, NodeRow, Phase, Reached, Slots
 from elastic_core.protocol.settings import PROTOCOL
 
 GOLDEN = Path(__file__).with_name("golden") / f"protocol-{PROTOCOL}.jsonl"
@@ -55,19 +56,8 @@ BODIES: tuple[Body, ...] = (
     StopAt(round=1, step=7),
     OVER,
     Drain(nodes=("a",), why="drained"),
-    Stacks(round=1, why="no progress", requests=("stacks-1",), full=True, window=300.0, nth=1),
-    Stacks(
-        round=1,
-        why="no progress",
-        window=300.0,
-        nth=2,
-        answers=9,
-        report="rank 1",
-        still=True,
-        hang=True,
-        culprit=1,
-        step=7,
-    ),
+    Question(round=1, name="load", value="7", asked_by="host-a"),
+    Answers(round=1, name="load", question=9, report="[7]"),
     Closed(success=False, why="no restart is left", exit_code=1, incident=incident("a")),
     Resume(
         opened=Open(scheduler_uid=None, settings=settings()),
@@ -98,11 +88,8 @@ ROWS = (
     ),
     NodeRow(
         info=info("c"),
-        hung=300.0,
-        stacks=LocalStacks(
-            answers=9, places={"in f": (0, 1)}, moved=True, busy=True, step=7, behind={"1": 6}, texts={"0": "stack"}
-        ),
-        wants_stacks="full",
+        asks=(Ask("load", "7", 9),),
+        answer=Answer(9, "[1]"),
     ),
     NodeRow(info=info("d"), reached=Reached(7, step=900, moved=True, saved=True)),
 )

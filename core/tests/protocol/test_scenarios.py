@@ -11,9 +11,10 @@ To write the files anew after a change: ``REWRITE_SCENARIOS=1 python -m pytest c
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.admission import Join, OpenNext, Report, admit
 from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import (
+    Answers,
     Body,
     Closed,
     Counters,
@@ -37,9 +39,9 @@ from elastic_core.protocol.entries import (
     Open,
     Over,
     Plan,
+    Question,
     Resume,
     Round,
-    Stacks,
     StopAt,
 )
 from elastic_core.protocol.failure_detector import (
@@ -53,22 +55,22 @@ from elastic_core.protocol.failure_detector import (
     observe,
 )
 from elastic_core.protocol.leader import decide
-from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
-from elastic_core.protocol.leader_view import Judgement, LeaderView
+from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain, SumUp
+from elastic_core.protocol.leader_view import Judgement, LeaderView, Summary
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, compose, open_ledger, restore_ledger, stands_on
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
     Answered,
+    AnswerFound,
+    Asked,
     Checkpointed,
     Effect,
     EntriesRead,
     Exit,
+    FindAnswer,
     Grace,
     HistoryReplaced,
-    Hung,
     Leaving,
-    Locate,
-    Located,
     MakeOffer,
     NodeEvent,
     Notify,
@@ -98,7 +100,7 @@ from elastic_core.protocol.repair import (
     overlap,
     settle,
 )
-from elastic_core.protocol.roster import LocalStacks, NodeInfo, NodeRow, Slots
+from elastic_core.protocol.roster import Answer, Ask, NodeInfo, NodeRow, Slots
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import ORIGIN
@@ -140,8 +142,6 @@ class Node:
     """The nodes that its probes do not reach."""
     steps: tuple[int, ...] = ()
     """The newest step of each worker, if the script calls ``should_checkpoint``."""
-    places: tuple[str, ...] = ("in train_step (train.py:40)",) * SIZE
-    """The place of each worker."""
     heard: tuple[int, float] = (0, 0.0)
     """The leader's heartbeat, and when it last changed."""
     reported: tuple[float, int] | None = None
@@ -346,16 +346,14 @@ class World:
         node.steps = tuple(map(int, steps))
         self.hears(node, TakesNotices(node.state.round))
 
-    def on_hang(self, name: str, *places: str, step: str = "") -> None:
-        node = self.nodes[name]
-        node.places, node.steps = places, tuple(map(int, [step] * len(places))) if step else ()
-        self.say(name, "sees no progress for 300 s")
-        self.hears(node, Hung(node.state.round, 300.0))
+    def on_ask(self, name: str, question: str) -> None:
+        self.say(name, f"asks for the {question}")
+        self.hears(self.nodes[name], Asked(self.nodes[name].state.round, question, "0"))
 
-    def on_stacks(self, job: str) -> None:
-        self.say("shell", f"elastic stacks {job}")
-        name = f"stacks-{next(self.ids)}"
-        self.rows[name] = NodeRow(info=_shell(name), wants_stacks="brief"), 1001, 0
+    def on_request(self, question: str) -> None:
+        name, known = f"request-{next(self.ids)}", max(node.state.ledger.head.index for node in self.nodes.values())
+        self.say("shell", f"asks for the {question}")
+        self.rows[name] = NodeRow(info=_shell(name), asks=(Ask(question, "0", known),)), 1001, 0
 
     def on_drain(self, host: str) -> None:
         self.say("shell", f"elastic drain {host}")
@@ -457,14 +455,9 @@ class World:
             case Notify(notice) if notice is not None:
                 self.say(node.name, f"its workers stop at step {notice.step}, save, and exit with 0")
                 return [SteppedDown()]
-            case Locate(index, _, _):
-                assert node.state.ledger.round is not None
-                first = place(node.state.ledger.round.members, node.name).first_rank
-                found: dict[str, tuple[int, ...]] = {}
-                for rank, where in enumerate(node.places, first):
-                    found[where] = (*found.get(where, ()), rank)
-                self.say(node.name, "looks where its ranks are")
-                return [Located(LocalStacks(answers=index, places=found, step=max(node.steps, default=None)))]
+            case FindAnswer(index, name, _):
+                self.say(node.name, f"answers for the {name}")
+                return [AnswerFound(Answer(index, f'"{node.name} is fine"'))]
             case MakeOffer():
                 node.offers += 1
                 return [Offered(_offer(node.name, node.offers))]
@@ -614,6 +607,10 @@ class World:
             self.say("leader", f"asks the failure policies{known}: {verdict.action.name}, {verdict.reason}")
             leads.judgement = Judgement(round=decision.incident.round, verdict=verdict)
             decision = decide(self.view(ledger, leads))
+        if isinstance(decision, SumUp):
+            told = [f"{one.node} is silent" if one.silent else str(one.value) for one in decision.answers]
+            report = Summary(decision.index, json.dumps(", ".join(told)))
+            decision = decide(replace(self.view(ledger, leads), summary=report))
         match decision:
             case Append(body, counters):
                 entry = self.entry(ledger, node, body, counters)
@@ -700,12 +697,10 @@ def describe(entry: Entry) -> str:
             return f"OVER of round {body.round} {by}{left}"
         case Drain() as body:
             return f"DRAIN {by}: {', '.join(body.nodes)} {body.why}"
-        case Stacks(answers=0) as body:
-            return f"STACKS {by} asks where the ranks of round {body.round} are: {body.why}"
-        case Stacks() as body:
-            hang = "a hang" if body.hang else "no hang"
-            since = "" if body.step is None else f", since step {body.step}"
-            return f"STACKS {by} reports {hang}{since}: {'; '.join(body.report.splitlines())}"
+        case Question() as body:
+            return f"QUESTION {by} of {body.asked_by} to round {body.round}: {body.name} {body.value}"
+        case Answers() as body:
+            return f"ANSWERS {by} to question {body.question}: {body.report}"
         case Closed() as body:
             return f"CLOSED {by}: {'success' if body.success else 'failure'}, exit code {body.exit_code}; {body.why}"
         case Resume() as body:

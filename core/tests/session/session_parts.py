@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from views import info
 
 from elastic_core.incidents import Action, Verdict
@@ -14,7 +11,6 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.connections import SessionConnections
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Joined
-from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.session.state import SessionCalls, SessionState
 
@@ -26,15 +22,9 @@ def ignore(*_: object) -> None:
 def state_of(name: str, ledger: Ledger, store: RendezvousBackend, runtime: Runtime = RUNTIME) -> SessionState:
     """Return the state of a session that no other part acts on."""
     calls = SessionCalls(ignore, ignore, lambda _incident, _history: Verdict(Action.RESTART, ""), ignore)
-    return SessionState(store, Joined(ledger, NodeRow(info=info(name))), runtime, calls, ignore)
+    return SessionState(store, Joined(ledger, NodeRow(info=info(name))), runtime, calls)
 
 
-def writer_of(state: SessionState, connections: SessionConnections) -> RowWriter:
-    """Return the session's writer."""
-    return RowWriter(state, connections, NodeRow(info=info(state.node_id)), compare=ignore, reported=ignore)
-
-
-def heartbeat_of(state: SessionState, take_leader: Callable[..., Any] = ignore) -> Heartbeat:
+def heartbeat_of(state: SessionState) -> Heartbeat:
     """Return the session's heartbeat, over a connection that it has made."""
-    connections = SessionConnections(state)
-    return Heartbeat(state, connections, writer_of(state, connections), compare=ignore, take_leader=take_leader)
+    return Heartbeat(state, SessionConnections(state))

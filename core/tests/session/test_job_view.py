@@ -44,11 +44,6 @@ def test_a_member_without_a_row_and_one_that_has_not_begun() -> None:
     assert [node.phase for node in nodes] == ["silent", "starting"]
 
 
-def test_a_member_that_sees_no_progress_in_the_newest_round() -> None:
-    nodes = status(live("ab"), rows("a", hung=300.0), rows("b", hung=300.0, number=7)).nodes
-    assert [node.hung_s for node in nodes] == [300.0, 0.0]
-
-
 def test_ages_of_what_a_node_told_count_on_by_its_heartbeats() -> None:
     told = LocalWorkers(
         heartbeat=10,

@@ -136,7 +136,6 @@ class Node:
                 self._step(event)
         if self.dead:
             self.session._state.stopping.set()
-            self.session._heartbeat.stop()
         else:
             self.session.close(PATIENCE)
 

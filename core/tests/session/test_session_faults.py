@@ -20,7 +20,7 @@ from elastic_core.protocol.entries import Entry, Leader, Resume
 from elastic_core.protocol.ledger import HistoryChangedError
 from elastic_core.protocol.node_events import Leaving, WorkerFailed
 from elastic_core.protocol.roster import NodeRow, Phase
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, HeartbeatReply, Link, RosterRow
+from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, HeartbeatReply, Link, ReplaceableServer, RosterRow
 from elastic_core.session.contact import Contact
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Applicant, Joined, join
@@ -336,7 +336,7 @@ def test_the_fence_counts_from_when_there_was_nothing_that_this_node_had_not_rea
     assert contact.at == 20.0
 
 
-class Replaced(FaultyBackend):
+class Replaced(FaultyBackend, ReplaceableServer):
     """A server that another one may have replaced."""
 
     until = math.inf
@@ -511,7 +511,8 @@ def test_a_heartbeat_thread_that_is_held_up_waits_instead_of_spinning(trouble: s
     assert clock.over.wait(PATIENCE)
     assert (heartbeat._connections.made["heartbeat"] is None) is store.faults.down
     state.stopping.set()
-    heartbeat.hang_up()
+    with state.pulse:
+        state.pulse.notify()
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert clock.looks < 2000, f"it looked at the clock {clock.looks} times in {Fast.LASTS:g} s"

@@ -12,9 +12,10 @@ from etcd_servers import running
 from redis_servers import redis_server
 
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.rendezvous.endpoint import HostPort
 from elastic_rdzv_c10d import other_stores
 from elastic_rdzv_c10d.client import StoreClient
-from elastic_rdzv_c10d.endpoint import Address, Endpoint, Site
+from elastic_rdzv_c10d.endpoint import Address, Site
 from elastic_rdzv_c10d.search import SOON, Patience, Search, resolve
 
 NOWHERE = Address(socket.AF_INET, "255.255.255.255", 29400)
@@ -48,13 +49,13 @@ def silent() -> Iterator[Address]:
 
 
 def search(patience: Patience, *addresses: Address) -> Search:
-    return Search(Endpoint("node1", addresses[0].port), Site(addresses), patience)
+    return Search(HostPort("node1", addresses[0].port), Site(addresses), patience)
 
 
 def test_a_name_that_nobody_knows_is_asked_for_again_which_is_said_once_and_then_reported() -> None:
     clock = Clock()
     with pytest.raises(RendezvousConnectionError, match=r"'no\.such\.host\.invalid' has no address"):
-        resolve(Endpoint("no.such.host.invalid"), clock.patience(10.0))
+        resolve(HostPort("no.such.host.invalid", 1), clock.patience(10.0))
     assert clock.slept[0] < clock.slept[1]
     assert sum(clock.slept) == pytest.approx(10.0)
     [said] = clock.said
@@ -147,7 +148,7 @@ def test_a_server_that_has_a_backend_of_its_own_is_named_and_not_waited_for(tmp_
 def test_the_hint_at_the_port_of_another_store_names_its_backend(port: int, backend: str) -> None:
     clock = Clock()
     refusing = Address(socket.AF_INET, "127.0.0.1", 1)
-    searching = Search(Endpoint("node1", port), Site([refusing]), clock.patience(10.0))
+    searching = Search(HostPort("node1", port), Site([refusing]), clock.patience(10.0))
     with pytest.raises(RendezvousConnectionError) as refusal:
         searching.reach()
     assert refusal.value.hint is not None

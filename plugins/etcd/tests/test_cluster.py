@@ -16,9 +16,10 @@ from etcd_servers import Etcd, Three, administer, asked, running
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous.records import Entry
 from elastic_rdzv_etcd import client, plugin
 from elastic_rdzv_etcd.client import ATTEMPT
-from elastic_rdzv_etcd.records import EXPIRY, Keys, pack_newest
+from elastic_rdzv_etcd.records import EXPIRY, Keys
 from elastic_rdzv_etcd.watch import Held, View, Watch
 from elastic_testing.connections import chain, long_wait, woken
 
@@ -254,7 +255,7 @@ def test_a_watch_from_before_the_store_went_back_is_not_believed(own_server: Etc
     writer, waiter = (opened(own_server.endpoint, "/elastic", "job") for _ in range(2))
     newest, (first, second) = Keys("/elastic", "job").newest, chain(2)
     assert writer.append(*first, b"1")
-    lost = View(10**6, {newest: Held(pack_newest(Link(7, "lost"), b"lost"), 10**6)})
+    lost = View(10**6, {newest: Held(Entry(Link(7, "lost"), b"lost").pack(), 10**6)})
     waiter._watcher._watch = Watch(waiter._client, newest, None, lost)
     assert waiter.wait(Cursor(), roster=False, timeout=0).head == 1, "as after a failure, when history is compared"
     before = own_server.operations()

@@ -231,12 +231,12 @@ def _folder(path: Path) -> None:
         pytest.param(_folder, ["not a plain file"], id="a directory"),
         pytest.param(lambda path: path.write_bytes(b"x" * 1_000_000), ["1000000 bytes"], id="too large a file"),
         pytest.param(
-            lambda path: path.write_bytes(b"id\n" + bytes(MAX_VALUE_BYTES + 1)),
-            [str(MAX_VALUE_BYTES + 4)],
+            lambda path: path.write_bytes(b"1 id\n" + bytes(MAX_VALUE_BYTES + 1)),
+            [str(MAX_VALUE_BYTES + 6)],
             id="too large a value",
         ),
-        pytest.param(lambda path: path.write_bytes(b"no line"), ["no record"], id="no record"),
-        pytest.param(lambda path: path.write_bytes(b"\xff\nvalue"), ["no record"], id="a name that is no text"),
+        pytest.param(lambda path: path.write_bytes(b"no line"), ["in the place of a"], id="no record"),
+        pytest.param(lambda path: path.write_bytes(b"\xff\nvalue"), ["in the place of a"], id="a name that is no text"),
     ],
 )
 @pytest.mark.parametrize("what", ["ledger/00000001", "values/00000001-node.0"])
@@ -404,11 +404,11 @@ def test_every_form_of_the_endpoint_names_one_directory(
         ("{}/plain/new", {}, "'{}/plain/new' is not a directory"),
         ("file://host/dir", {}, "'file://host/dir' names no directory of this host"),
         ("file:dir", {}, "'file:dir' names no directory of this host"),
-        ("{}", {"poll_interval": "0"}, "poll_interval=0 is not a positive number of seconds"),
-        ("{}", {"poll_interval": "-1"}, "poll_interval=-1 is not a positive number of seconds"),
-        ("{}", {"poll_interval": "nan"}, "poll_interval=nan is not a positive number of seconds"),
-        ("{}", {"poll_interval": "inf"}, "poll_interval=inf is not a positive number of seconds"),
-        ("{}", {"poll_interval": "fast"}, "poll_interval=fast is not a positive number of seconds"),
+        ("{}", {"poll_interval": "0"}, "'0' is not a positive number of seconds"),
+        ("{}", {"poll_interval": "-1"}, "'-1' is not a positive number of seconds"),
+        ("{}", {"poll_interval": "nan"}, "'nan' is not a positive number of seconds"),
+        ("{}", {"poll_interval": "inf"}, "'inf' is not a positive number of seconds"),
+        ("{}", {"poll_interval": "fast"}, "'fast' is not a positive number of seconds"),
     ],
 )
 def test_wrong_usage_is_quoted(tmp_path: Path, endpoint: str, config: dict[str, str], message: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.rendezvous.backend import Link
+from elastic_core.rendezvous.records import Entry
 from elastic_rdzv_file.backend import FileBackend
 from elastic_rdzv_file.disk import republish
 from elastic_testing import connections, linearizability_suite
@@ -95,7 +96,7 @@ class Overwrites(FileBackend):
         if self.read(entry.index) is not None or (prev.index and self.read(prev.index) != prev.id.encode()):
             return False
         time.sleep(0.001)
-        republish(self._store.scratch, self._store.ledger.path(entry.index), entry.id.encode() + b"\n" + data)
+        republish(self._store.scratch, self._store.ledger.path(entry.index), Entry(entry, data).pack())
         return True
 
 

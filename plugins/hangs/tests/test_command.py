@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from elastic_core.protocol.entries import Stacks
 from elastic_hangs.command import describe
+from elastic_hangs.judgement import Report
 from elastic_hangs.request import Located
 
-REPORT = Stacks(round=2, why="by hand", answers=9, report="rank 1 is in f (train.py:3)\nrank 0 is in g (train.py:4)")
+REPORT = Report(round=2, why="by hand", report="rank 1 is in f (train.py:3)\nrank 0 is in g (train.py:4)")
 
 
 def test_where_the_ranks_are() -> None:

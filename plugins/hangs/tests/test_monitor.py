@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
-from elastic_core.events import Event
+from elastic_core.events import Event, Level
 from elastic_core.monitors import RankFailed, RunningRound, WorkerView
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressTable
-from elastic_core.protocol.entries import Stacks
-from elastic_core.protocol.node_events import Hung, Locate
-from elastic_core.protocol.roster import LocalStacks
+from elastic_core.protocol.node_events import Asked
+from elastic_core.questions import AskedQuestion, NodeAnswer
 from elastic_hangs import monitor
-from elastic_hangs.monitor import HangMonitor, WatchedRound
-from elastic_hangs.stacks import LocalRank
+from elastic_hangs.judgement import FULL_STACKS, HANG, STACKS, LocalStacks, Report
+from elastic_hangs.monitor import HangMonitor, WatchedRound, hang_event
+from elastic_hangs.stacks import LocalRank, Wanted
 from elastic_hangs.watch import HangWatch, Use
 
 WINDOW = 10.0
-WHERE, JUDGE = Locate(5, full=False, judge=False), Locate(5, full=False, judge=True)
-HANG = Stacks(
-    round=3, why="", window=300.0, answers=3, report="rank 2 is in f", still=True, hang=True, culprit=2, step=9, looks=3
+WHERE, JUDGE = Wanted(), Wanted(judge=True)
+ASKS, ASKS_NO_LONGER = Asked(3, HANG, '{"window":10.0}'), Asked(3, HANG, None)
+FOUND = Report(
+    round=3, why="", window=300.0, nth=1, report="rank 2 is in f", still=True, hang=True, culprit=2, step=9, looks=3
 )
 
 
@@ -62,7 +66,7 @@ class Node:
         )
         self.watched = WatchedRound(self.round, self.watch, self.find)
         self.asked: list[Sequence[LocalRank]] = []
-        self.found = LocalStacks(answers=5, places={"in f": (0,)})
+        self.found = LocalStacks(places={"in f": (0,)})
         self.takes = 0.0
         """Seconds that it takes to find out where the ranks are."""
 
@@ -70,7 +74,7 @@ class Node:
         self.used += 1
         return {pid: Use(self.at, self.used, 0, 0, 0, 0) for pid in pids}
 
-    def find(self, asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+    def find(self, asked: Wanted, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
         self.asked.append(ranks)
         self.at += self.takes
         return replace(self.found, step=step)
@@ -83,10 +87,10 @@ class Node:
 def test_a_suspicion_is_reported_when_a_silence_begins_and_when_it_ends() -> None:
     node = Node()
     node.look(0.0, 5.0, 10.0, 11.0)
-    assert node.posted == [Hung(3, WINDOW)], "once"
+    assert node.posted == [ASKS], "once"
     node.progress.observe(0, Progress(step=1))
     node.look(12.0, 13.0)
-    assert node.posted == [Hung(3, WINDOW), Hung(3, 0.0)]
+    assert node.posted == [ASKS, ASKS_NO_LONGER]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def test_only_living_workers_whose_program_is_not_over_are_looked_at(worker: Wor
     assert node.posted == []
     node.workers.append(view())
     node.look(21.0, 31.0)
-    assert node.posted == [Hung(3, WINDOW)]
+    assert node.posted == [ASKS]
 
 
 def test_a_suspicion_ends_with_the_round() -> None:
@@ -111,7 +115,7 @@ def test_a_suspicion_ends_with_the_round() -> None:
     node.look(0.0, 10.0)
     node.round.closed.set()
     node.look(20.0)
-    assert node.posted == [Hung(3, WINDOW), Hung(3, 0.0)]
+    assert node.posted == [ASKS, ASKS_NO_LONGER]
 
 
 def test_without_a_descriptor_nothing_is_suspected_and_no_place_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +128,13 @@ def test_without_a_descriptor_nothing_is_suspected_and_no_place_is_known(monkeyp
     node.look(0.0, 20.0)
     assert node.posted == []
     watched = WatchedRound(node.round, None, fail)  # type: ignore[arg-type]
-    assert watched.locate(WHERE) == LocalStacks(answers=5, places={})
+    assert watched.answer(WHERE) == LocalStacks(places={}).to_json()
 
 
 def test_ranks_are_found_where_hangs_are_not_looked_for() -> None:
     node = Node([view(0), view(1, pid=None), view(2, is_over=True)])
     node.progress.observe(1, Progress(step=7))
-    assert WatchedRound(node.round, None, node.find).locate(JUDGE) == replace(node.found, step=7)
+    assert WatchedRound(node.round, None, node.find).answer(JUDGE) == replace(node.found, step=7).to_json()
     assert node.asked == [[LocalRank(0, 10), LocalRank(1, None), LocalRank(2, 10, finished=True)]]
     assert node.posted == []
 
@@ -138,7 +142,7 @@ def test_ranks_are_found_where_hangs_are_not_looked_for() -> None:
 def test_ranks_are_asked_with_their_use_since_their_silence_began() -> None:
     node = Node()
     node.look(0.0, 5.0, 10.0)
-    node.watched.locate(WHERE)
+    node.watched.answer(WHERE)
     assert node.asked == [[LocalRank(0, 10, quiet=Use(5.0, 1, 0, 0, 0, 0), prints=False)]]
 
 
@@ -146,7 +150,7 @@ def test_the_cost_of_a_request_is_no_use_of_the_worker() -> None:
     node = Node()
     node.look(0.0, 5.0)
     node.takes = 2.0
-    node.watched.locate(WHERE)
+    node.watched.answer(WHERE)
     assert node.watch.quiet == {10: Use(7.0, 2, 0, 0, 0, 0)}, "as if the two seconds and what they used had not been"
 
 
@@ -154,12 +158,12 @@ def test_a_silence_that_begins_during_a_request_is_left_as_it_is() -> None:
     node = Node()
     node.look(0.0, 5.0)
 
-    def find(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+    def find(asked: Wanted, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
         node.at = 6.0
         node.watch.quiet[10] = Use(6.0, 9, 0, 0, 0, 0)
         return node.found
 
-    WatchedRound(node.round, node.watch, find).locate(WHERE)
+    WatchedRound(node.round, node.watch, find).answer(WHERE)
     assert node.watch.quiet == {10: Use(6.0, 9, 0, 0, 0, 0)}
 
 
@@ -169,42 +173,42 @@ def test_a_rank_that_comes_to_a_new_step_during_a_request_moves_and_is_not_behin
         node.progress.observe(rank, Progress(step=1))
     node.look(0.0, 30.0)
 
-    def find(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+    def find(asked: Wanted, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
         node.progress.observe(1, Progress(step=2))
         return replace(node.found, behind={"0": 1, "1": 1})
 
-    found = WatchedRound(node.round, node.watch, find).locate(WHERE)
-    assert (found.moved, found.behind) == (True, {"0": 1})
+    found = WatchedRound(node.round, node.watch, find).answer(WHERE)
+    assert (found["moved"], found["behind"]) == (True, {"0": 1})
 
 
 def test_a_silence_that_ends_during_a_judged_request_is_told_before_the_answer() -> None:
     node = Node()
     node.look(0.0, 10.0)
 
-    def find(asked: Locate, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
+    def find(asked: Wanted, ranks: Sequence[LocalRank], step: int | None) -> LocalStacks:
         node.progress.observe(0, Progress(step=1))
         return node.found
 
     watched = WatchedRound(node.round, node.watch, find)
     watched.look()
-    watched.locate(WHERE)
-    assert node.posted[-1] == Hung(3, WINDOW)
-    watched.locate(JUDGE)
-    assert node.posted[-1] == Hung(3, 0.0)
+    watched.answer(WHERE)
+    assert node.posted[-1] == ASKS
+    watched.answer(JUDGE)
+    assert node.posted[-1] == ASKS_NO_LONGER
 
 
 @pytest.mark.parametrize(
     ("report", "step", "ended"),
     [
-        pytest.param(HANG, 9, True, id="it hangs"),
-        pytest.param(HANG, None, True, id="no step is known here"),
-        pytest.param(HANG, 10, False, id="the workers have gone on"),
-        pytest.param(replace(HANG, looks=2), 9, False, id="it was not seen often enough"),
-        pytest.param(replace(HANG, still=False), 9, True, id="others go on, and it is where it was"),
-        pytest.param(replace(HANG, still=False), 10, False, id="others go on, and so has it"),
+        pytest.param(FOUND, 9, True, id="it hangs"),
+        pytest.param(FOUND, None, True, id="no step is known here"),
+        pytest.param(FOUND, 10, False, id="the workers have gone on"),
+        pytest.param(replace(FOUND, looks=2), 9, False, id="it was not seen often enough"),
+        pytest.param(replace(FOUND, still=False), 9, True, id="others go on, and it is where it was"),
+        pytest.param(replace(FOUND, still=False), 10, False, id="others go on, and so has it"),
     ],
 )
-def test_a_rank_that_hangs_is_ended(report: Stacks, step: int | None, ended: bool) -> None:
+def test_a_rank_that_hangs_is_ended(report: Report, step: int | None, ended: bool) -> None:
     node = Node()
     if step is not None:
         node.progress.observe(2, Progress(step=step))
@@ -217,10 +221,74 @@ def test_newer_steps_of_others_do_not_save_a_rank_that_alone_hangs() -> None:
     node = Node()
     node.progress.observe(2, Progress(step=9))
     node.progress.observe(0, Progress(step=12))
-    node.watched.end(HANG)
+    node.watched.end(FOUND)
     assert node.posted == [], "nothing moved, and now something does"
-    node.watched.end(replace(HANG, still=False))
+    node.watched.end(replace(FOUND, still=False))
     assert len(node.posted) == 1
+
+
+def test_a_node_asks_again_in_time_and_no_longer_than_the_silence_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    monkeypatch.setattr(time, "monotonic", lambda: node.at)
+    node.look(0.0, 10.0)
+    assert node.posted == [ASKS]
+    node.watched.take(asdict(replace(FOUND, window=WINDOW, hang=False, nth=2)))
+    node.look(29.0)
+    assert node.posted == [ASKS], "twice as late as the first time"
+    node.look(30.0)
+    assert node.posted == [ASKS, ASKS]
+    node.watched.take(None)
+    node.look(39.0)
+    assert node.posted == [ASKS, ASKS], "without a report, after the window"
+    node.look(40.0)
+    assert node.posted == [ASKS, ASKS, ASKS]
+
+
+def test_a_silence_is_shown_in_the_nodes_row_while_it_lasts() -> None:
+    node = Node()
+    node.look(0.0, 10.0)
+    assert node.round.notes == {"no progress": "for 10.0 s: elastic stacks says where its ranks are"}
+    node.progress.observe(0, Progress(step=1))
+    node.look(12.0)
+    assert node.round.notes == {}
+
+
+def test_a_failure_tells_of_a_hang_until_the_ranks_go_on() -> None:
+    node = Node()
+    node.watched.take(asdict(FOUND))
+    assert node.round.explanations == ["round 3: no progress for 300 s, since step 9:\n  rank 2 is in f"]
+    node.watched.take(asdict(replace(FOUND, report="rank 1 is in g")))
+    assert node.round.explanations == ["round 3: no progress for 300 s, since step 9:\n  rank 1 is in g"]
+    node.watched.take(asdict(replace(FOUND, hang=False)))
+    assert node.round.explanations == []
+    assert [(event.name, event.level) for event in node.published] == [
+        ("hang", Level.WARNING),
+        ("hang", Level.WARNING),
+        ("stacks", Level.DEBUG),
+    ]
+
+
+def test_a_hang_is_told_and_what_moves_is_only_for_programs() -> None:
+    found = replace(FOUND, why="no progress for 300 s on host-a", report="rank 2 is in f\nranks 0-1 are in g")
+    message = "round 3: no progress for 300 s, since step 9:\n  rank 2 is in f\n  ranks 0-1 are in g"
+    fields: dict[str, Any] = {"round": 3, "why": found.why, "stacks": found.report, "step": 9, "window_s": 300.0}
+    assert hang_event(found, None) == Event("hang", message, Level.WARNING, {**fields, "rank": 2})
+    moves = hang_event(replace(found, hang=False), None)
+    assert (moves.name, moves.level, moves.fields["rank"]) == ("stacks", Level.DEBUG, None)
+    assert hang_event(found, found).name == "stacks", "it was told"
+
+
+def test_where_ranks_are_before_they_are_stopped() -> None:
+    node = Node()
+    assert node.watched.say_last() == "rank 0 is in f"
+
+
+def test_the_plugin_sums_up_its_own_questions_only() -> None:
+    asked = AskedQuestion(round=3, name=STACKS, value={}, asked_by="shell")
+    answers = [NodeAnswer(node="host-a", ranks=range(1), value=LocalStacks(places={"in f": (0,)}).to_json())]
+    found = HangMonitor().elastic_sum_up_answers(asked, answers, asdict(FOUND))
+    assert found["report"] == "rank 0 is in f"
+    assert HangMonitor().elastic_sum_up_answers(replace(asked, name="another"), answers, None) is None
 
 
 def begin(node: Node, window: float | None = None, timeout: float | None = None) -> None:
@@ -248,9 +316,11 @@ def test_the_flags_say_what_the_monitor_does(
     begin(node, window, timeout)
     assert node.round.every_stream is reads
     assert bool(watchers()) is watches
-    assert node.round.locate(WHERE) == LocalStacks(answers=5, places={}), "it answers in any case"
-    node.round.tell_hang(HANG)
-    assert bool(node.posted) is ends
+    for name in (HANG, STACKS, FULL_STACKS):
+        assert json.loads(node.round.questions.find(name, {}))["places"] == {}, "it answers in any case"
+    [take] = [take for name, take in node.round.questions.followers if name == HANG]
+    take(asdict(FOUND))
+    assert bool([event for event in node.posted if isinstance(event, RankFailed)]) is ends
     node.round.closed.set()
     for thread in watchers():
         thread.join(60.0)

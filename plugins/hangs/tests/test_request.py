@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from views import entry, info, live, offer, seen, start, then
@@ -11,10 +12,11 @@ from views import entry, info, live, offer, seen, start, then
 from elastic_core.errors import RendezvousTimeoutError, UsageError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
-from elastic_core.protocol.entries import Body, Halt, HaltReason, Round, Stacks
+from elastic_core.protocol.entries import Answers, Body, Halt, HaltReason, Question, Round
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.roster import LocalStacks, Phase
+from elastic_core.protocol.roster import Answer, Phase
 from elastic_core.rendezvous.backend import ORIGIN, Cursor
+from elastic_hangs.judgement import FULL_STACKS, STACKS, LocalStacks, Report
 from elastic_hangs.request import Located, ask
 
 
@@ -36,15 +38,19 @@ class Job:
     def begin(self) -> None:
         self.append(Round(number=1, offer=offer("a"), members=live("ab").round.members))  # type: ignore[union-attr]
 
-    def request(self) -> str:
-        """Wait for a request in the roster; returns its id."""
+    def request(self) -> None:
+        """Wait for a request in the roster."""
         other, version = self.store.connect(), 0
         while len(rows := other.roster()) < 3:
             version = other.wait(Cursor(self.ledger.head.index, version), roster=True, timeout=5).roster
         row = decode_row(rows[-1].value)
-        assert row.wants_stacks
-        assert (row.run, row.offer) == ("", None)
-        return row.info.node_id
+        assert row.is_request
+        assert (row.run, row.offer, row.asks[0].known) == ("", None, self.ledger.head.index)
+
+    def answer(self, name: str, report: Report | None) -> None:
+        """Append the report on the newest question."""
+        text = "null" if report is None else json.dumps(asdict(report))
+        self.append(Answers(round=1, name=name, question=self.ledger.head.index, report=text))
 
     def ask(self, *, full: bool = False) -> tuple[threading.Thread, list[Located]]:
         found: list[Located] = []
@@ -53,21 +59,25 @@ class Job:
         return asking, found
 
 
-def test_it_ends_with_the_report_that_serves_it_and_nothing_is_left() -> None:
+REPORT = Report(round=1, why="by hand", report="rank 0 is in f (train.py:1)")
+
+
+def asks(name: str) -> Question:
+    return Question(round=1, name=name, value="{}", asked_by="shell")
+
+
+def test_it_ends_with_the_report_on_its_question_and_nothing_is_left() -> None:
     job = Job()
     job.begin()
     asking, found = job.ask()
-    request = job.request()
-    other = Stacks(round=1, why="another", requests=("stacks-x",))
-    asked = job.append(other).head.index
-    job.append(replace(other, answers=asked, report="of another"))
-    mine = Stacks(round=1, why="by hand", requests=(request,))
-    asked = job.append(mine).head.index
+    job.request()
+    job.append(asks("another"))
+    job.answer("another", REPORT)
+    job.append(asks(STACKS))
     assert found == []
-    report = replace(mine, answers=asked, report="rank 0 is in f (train.py:1)")
-    job.append(report)
+    job.answer(STACKS, REPORT)
     asking.join()
-    assert found == [Located(report, {})]
+    assert found == [Located(REPORT, {})]
     assert [row.node_id for row in job.store.roster()] == ["a", "b"]
 
 
@@ -75,16 +85,36 @@ def test_the_whole_stacks_are_read_from_the_answers() -> None:
     job = Job()
     job.begin()
     asking, found = job.ask(full=True)
-    mine = Stacks(round=1, why="by hand", requests=(job.request(),), full=True)
-    asked = job.append(mine).head.index
+    job.request()
+    asked = job.append(asks(FULL_STACKS)).head.index
     for revision, (name, question) in enumerate([("b", asked - 1), ("a", asked), ("b", asked)], 1):
         rank = "0" if name == "a" else "2"
-        answer = LocalStacks(answers=question, places={}, texts={rank: f"stack of {name} for {question}"})
-        row = replace(seen(name, Phase.RUNNING, node=info(name)).row, stacks=answer)
+        stacks = LocalStacks(places={}, texts={rank: f"stack of {name} for {question}"})
+        answer = Answer(question, json.dumps(stacks.to_json()))
+        row = replace(seen(name, Phase.RUNNING, node=info(name)).row, answer=answer)
         job.store.amend(name, revision, encode_row(row))
-    job.append(replace(mine, answers=asked, report="x"))
+    job.answer(FULL_STACKS, REPORT)
     asking.join()
     assert found[0].texts == {0: f"stack of a for {asked}", 2: f"stack of b for {asked}"}
+
+
+def test_a_leader_without_the_plugin_is_named() -> None:
+    job = Job()
+    job.begin()
+    failures: list[str] = []
+
+    def run() -> None:
+        with pytest.raises(RendezvousTimeoutError) as failed:
+            ask(job.store.connect(), "job")
+        failures.append(failed.value.message)
+
+    asking = threading.Thread(target=run)
+    asking.start()
+    job.request()
+    job.append(asks(STACKS))
+    job.answer(STACKS, None)
+    asking.join()
+    assert failures == ["The leader of job 'job' has summed up no answers."]
 
 
 def test_a_job_without_workers_is_refused() -> None:

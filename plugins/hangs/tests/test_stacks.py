@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.protocol.node_events import Locate
 from elastic_core.warden.linux import descendants, pauses
 from elastic_core.warden.startup import prepare_worker
 from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 from elastic_hangs import stacks
-from elastic_hangs.stacks import LocalRank, ProcessStacks, collect, locate, main_stack
+from elastic_hangs.stacks import LocalRank, ProcessStacks, Wanted, collect, locate, main_stack
 from elastic_hangs.watch import uses_of
 
 HANGS = {
@@ -360,14 +359,14 @@ def test_whether_a_rank_moves_and_computes(case: str, tmp_path: Path) -> None:
             for _ in range(20):  # it may not have come there yet
                 quiet = uses_of([process.pid])[process.pid]
                 time.sleep(1.5)
-                found = locate(Locate(5, full=False, judge=True), [LocalRank(3, process.pid, quiet=quiet)], 12)
+                found = locate(Wanted(judge=True), [LocalRank(3, process.pid, quiet=quiet)], 12)
                 if (found.moved, found.busy) == (moves, computes):
                     break
         finally:
             for pid, _ in descendants(process.pid):
                 os.kill(pid, signal.SIGKILL)
     assert (found.moved, found.busy) == (moves, computes)
-    assert (found.answers, found.step, found.texts) == (5, 12, {})
+    assert (found.step, found.texts) == (12, {})
     assert list(found.places.values()) == [(3,)]
 
 
@@ -379,21 +378,21 @@ def test_a_rank_that_has_shown_nothing_for_a_window_is_behind_if_it_does_not_wor
         quiet = uses_of([process.pid])[process.pid]
         time.sleep(1.5)
         silent = LocalRank(3, process.pid, quiet=quiet, silent_at=7)
-        found = locate(Locate(5, full=False, judge=True), [silent], 12)
+        found = locate(Wanted(judge=True), [silent], 12)
         assert found.behind == ({} if moves or computes else {"3": 7})
-        assert locate(Locate(5, full=False, judge=True), [LocalRank(3, process.pid, quiet=quiet)], 12).behind == {}
+        assert locate(Wanted(judge=True), [LocalRank(3, process.pid, quiet=quiet)], 12).behind == {}
 
 
 def test_a_rank_that_is_not_silent_may_be_working(tmp_path: Path) -> None:
     with running(PREPARE + READY + "import queue; queue.Queue().get()", tmp_path) as process:
-        assert locate(Locate(5, full=False, judge=True), [LocalRank(3, process.pid)], 12).busy
-        assert not locate(Locate(5, full=False, judge=False), [LocalRank(3, process.pid)], 12).busy
+        assert locate(Wanted(judge=True), [LocalRank(3, process.pid)], 12).busy
+        assert not locate(Wanted(), [LocalRank(3, process.pid)], 12).busy
 
 
 def test_the_whole_stacks_come_on_request_and_ranks_without_a_process_are_named(tmp_path: Path) -> None:
     with running(PREPARE + READY + "import queue; queue.Queue().get()", tmp_path) as process:
         ranks = [LocalRank(0, process.pid), LocalRank(1, None), LocalRank(2, 1, finished=True)]
-        found = locate(Locate(5, full=True, judge=False), ranks, None)
+        found = locate(Wanted(full=True), ranks, None)
     assert "train.py" in found.texts["0"]
     assert {rank: where for where, ranks in found.places.items() for rank in ranks if rank} == {
         1: "being started",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from elastic_metrics.endpoint import Endpoint, Identity
+from elastic_metrics.endpoint import Identity, MetricsServer
 from elastic_metrics.measures import BUCKETS, Measures, Recoveries
 
 WHO = Identity(job='job "1"', run="uid", node="node1 (agent 2)", role="trainer", restarts_allowed=3)
@@ -39,8 +39,8 @@ def said() -> Said:
 
 
 @pytest.fixture
-def endpoint(said: Said) -> Iterator[Endpoint]:
-    endpoint = Endpoint.open("127.0.0.1", 0, WHO, lambda: said.measures)
+def endpoint(said: Said) -> Iterator[MetricsServer]:
+    endpoint = MetricsServer.open("127.0.0.1", 0, WHO, lambda: said.measures)
     yield endpoint
     endpoint.close()
 
@@ -83,44 +83,44 @@ def labelled(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]
     ],
 )
 def test_a_scrape_finds_each_number(
-    endpoint: Endpoint, said: Said, sample: tuple[str, frozenset[tuple[str, str]]], value: float
+    endpoint: MetricsServer, said: Said, sample: tuple[str, frozenset[tuple[str, str]]], value: float
 ) -> None:
     said.measures = LATER
     assert scrape(endpoint.port)[sample] == value
 
 
-def test_counters_are_there_from_the_start_so_that_the_first_restart_is_a_change(endpoint: Endpoint) -> None:
+def test_counters_are_there_from_the_start_so_that_the_first_restart_is_a_change(endpoint: MetricsServer) -> None:
     found = scrape(endpoint.port)
     assert found[labelled("elastic_restarts_total", cause="node_lost")] == 0
     assert found[labelled("elastic_recovery_seconds_count", cause="node_lost")] == 0
 
 
-def test_nothing_but_the_run_is_told(endpoint: Endpoint) -> None:
+def test_nothing_but_the_run_is_told(endpoint: MetricsServer) -> None:
     assert {name for name, _ in scrape(endpoint.port) if not name.startswith("elastic_")} == set()
 
 
-def test_each_scrape_finds_what_is_known_by_then(endpoint: Endpoint, said: Said) -> None:
+def test_each_scrape_finds_what_is_known_by_then(endpoint: MetricsServer, said: Said) -> None:
     before = scrape(endpoint.port)
     said.measures = LATER
     after = scrape(endpoint.port)
     assert (before[labelled("elastic_round")], after[labelled("elastic_round")]) == (0, 7)
 
 
-def test_a_client_that_stalls_holds_up_nobody(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_stalls_holds_up_nobody(endpoint: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic_metrics.endpoint._Handler.timeout", None)  # it would be turned away before long
     with socket.create_connection(("127.0.0.1", endpoint.port)) as silent:
         silent.sendall(b"GET /met")
         assert scrape(endpoint.port)[labelled("elastic_round")] == 0
 
 
-def test_a_client_that_takes_too_long_is_turned_away(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_takes_too_long_is_turned_away(endpoint: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic_metrics.endpoint._Handler.timeout", 0.01)
     with socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) as silent:
         silent.sendall(b"GET /met")
         assert silent.recv(1) == b""
 
 
-def test_a_client_that_hangs_up_is_not_worth_a_word(endpoint: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_hangs_up_is_not_worth_a_word(endpoint: MetricsServer, capfd: pytest.CaptureFixture[str]) -> None:
     before = set(threading.enumerate())
     rude = socket.create_connection(("127.0.0.1", endpoint.port))
     rude.sendall(b"GET /met")
@@ -133,25 +133,25 @@ def test_a_client_that_hangs_up_is_not_worth_a_word(endpoint: Endpoint, capfd: p
 
 
 def test_an_ipv6_address_will_do() -> None:
-    endpoint = Endpoint.open("::1", 0, WHO, Measures)
+    endpoint = MetricsServer.open("::1", 0, WHO, Measures)
     assert scrape(endpoint.port, "[::1]")[labelled("elastic_round")] == 0
     endpoint.close()
 
 
-def test_only_the_address_that_was_given_is_listened_at(endpoint: Endpoint) -> None:
+def test_only_the_address_that_was_given_is_listened_at(endpoint: MetricsServer) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", endpoint.port), timeout=60).close()
 
 
-def test_a_port_that_is_taken_is_an_os_error(endpoint: Endpoint) -> None:
+def test_a_port_that_is_taken_is_an_os_error(endpoint: MetricsServer) -> None:
     with pytest.raises(OSError, match="in use"):
-        Endpoint.open("127.0.0.1", endpoint.port, WHO, Measures)
+        MetricsServer.open("127.0.0.1", endpoint.port, WHO, Measures)
 
 
 def test_closing_ends_the_thread_and_frees_the_port() -> None:
     threads = threading.active_count()
-    first = Endpoint.open("127.0.0.1", 0, WHO, Measures)
+    first = MetricsServer.open("127.0.0.1", 0, WHO, Measures)
     first.close()
     assert threading.active_count() == threads
-    second = Endpoint.open("127.0.0.1", first.port, WHO, Measures)
+    second = MetricsServer.open("127.0.0.1", first.port, WHO, Measures)
     second.close()

@@ -45,7 +45,15 @@ RUNNING = JobStatus(
             store_s=0.03,
         ),
         NodeStatus(node_id="b", host="node1", ranks=(8, 8), phase="running", leads=False, leaving=True),
-        NodeStatus(node_id="d", host="node3", ranks=(9, 9), phase="running", leads=False, leaving=False, hung_s=300.0),
+        NodeStatus(
+            node_id="d",
+            host="node3",
+            ranks=(9, 9),
+            phase="running",
+            leads=False,
+            leaving=False,
+            notes={"no progress": "for 5 min: elastic stacks says where its ranks are"},
+        ),
         NodeStatus(node_id="c", host="node2", ranks=None, phase="waiting", leads=False, leaving=False),
     ),
     store_s=0.0012,
@@ -68,7 +76,8 @@ def test_a_running_job() -> None:
         "            rank 6 at step 811, last progress 5 min ago; pid 106\n"
         "            rank 7; pid none yet\n"
         "  node      node1, rank 8: running (leaves)\n"
-        "  node      node3, rank 9: running (no progress for 5 min: elastic stacks says where its ranks are)\n"
+        "  node      node3, rank 9: running\n"
+        "            no progress for 5 min: elastic stacks says where its ranks are\n"
         "  node      node2: waiting\n"
         "  store     answers in 1 ms here, and in 30 ms on node0, which waits longest"
     )

@@ -222,7 +222,7 @@ def test_of_an_entry_that_is_shrunk_its_id_is_left(store: RedisBackend, admin: r
     for index in (1, 1, 7):
         store.shrink(index)
     assert [store.read(index) for index in (1, 2, 7)] == [b"", b"entry", None]
-    assert admin.hget(LEDGER, "1") == b"first\n"
+    assert admin.hget(LEDGER, "1") == b"1 first\n"
     assert store.append(ORIGIN, FIRST, b"entry"), "it stands there"
     assert not store.append(ORIGIN, Link(1, "another"), b"entry")
 
@@ -257,7 +257,7 @@ def test_a_server_that_stops_answering_is_given_up_on_after_read_timeout(durable
 @pytest.mark.parametrize("garbage", [b"", b"no line break", b"cos\nsystem\n(S'true'\ntR."])
 def test_an_entry_that_is_not_ours_is_not_believed(store: RedisBackend, admin: redis.Redis, garbage: bytes) -> None:
     admin.hset(LEDGER, mapping={"1": garbage.replace(b"\n", b" "), "head": 1})
-    with pytest.raises(RendezvousStateError, match=r"is not ours: entry 1 of job 'job'") as error:
+    with pytest.raises(RendezvousStateError, match="in the place of a ledger entry") as error:
         store.read(1)
     assert error.value.hint
 
@@ -288,7 +288,7 @@ def test_a_row_that_is_not_ours_is_not_believed(
     admin.hset(ROSTER, field, planted)
     store.enter("other", b"good")
     for rows in (store.roster(), store.roster(["node", "other"])):
-        assert [(row.node_id, row.value, "is not ours: the row of 'node'" in row.broken) for row in rows] == [
+        assert [(row.node_id, row.value, "in the place of the row of 'node'" in row.broken) for row in rows] == [
             ("node", b"", True),
             ("other", b"good", False),
         ]
@@ -327,12 +327,12 @@ def test_a_stroke_that_is_not_ours_wakes_for_a_look_and_no_more(
     waiter.close()
 
 
-@pytest.mark.parametrize("what", ["z", "planted\n" + "z" * (MAX_VALUE_BYTES + 1)], ids=["no entry", "too large"])
+@pytest.mark.parametrize("what", ["z", "2 planted\n" + "z" * (MAX_VALUE_BYTES + 1)], ids=["no entry", "too large"])
 def test_an_entry_that_a_bell_tells_wrong_is_read(store: RedisBackend, admin: redis.Redis, what: str) -> None:
     assert store.append(ORIGIN, FIRST, b"first")
     waiter = store.connect()
     waiting = long_wait(waiter, Cursor(1), roster=False)
-    admin.hset(LEDGER, mapping={"2": "second\nentry", "head": 2})
+    admin.hset(LEDGER, mapping={"2": "2 second\nentry", "head": 2})
     admin.xadd(Keys("elastic", "job").all[2], {"now": "2", "what": what})
     assert woken(waiting, "a stroke").head == 2
     assert waiter.read(2) == b"entry"
@@ -347,7 +347,7 @@ def test_a_key_of_another_kind_is_reported(store: RedisBackend, admin: redis.Red
 
 def test_a_counter_that_is_none_is_reported(store: RedisBackend, admin: redis.Redis) -> None:
     admin.hset(LEDGER, "head", "many")
-    with pytest.raises(RendezvousStateError, match="is not ours: the index of the newest entry"):
+    with pytest.raises(RendezvousStateError, match="in the place of the index of the newest entry"):
         store.heartbeat("node", 1)
 
 

@@ -20,9 +20,10 @@ from redis_servers import Daemon, authority, certificate, opened, redis_server, 
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
+from elastic_core.rendezvous.endpoint import HostPort
 from elastic_rdzv_redis.backend import RedisBackend
 from elastic_rdzv_redis.connect import Dialler, Master
-from elastic_rdzv_redis.endpoint import Endpoint, Host
+from elastic_rdzv_redis.endpoint import Endpoint
 from elastic_rdzv_redis.options import Options
 from elastic_testing.backend_conformance import BackendConformance
 from elastic_testing.connections import MakeBackend, long_wait, woken
@@ -468,23 +469,23 @@ class Clockwork(Dialler):
     """One whose sentinels answer at once, and whose masters take their time, by a clock that only they move."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, named: Mapping[str, str], takes: Mapping[str, float]) -> None:
-        hosts = tuple(Host(name, 26379) for name in named)
+        hosts = tuple(HostPort(name, 26379) for name in named)
         super().__init__(Options(endpoint=Endpoint(hosts=hosts), sentinel="m", connect_timeout=2.0))
         self.now, self.named, self.takes = 0.0, named, takes
         self.asked: list[tuple[str, float, float]] = []
         """Which master, from when until when."""
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
-    def _named_by(self, sentinel: Host, name: str, deadline: float) -> Host:
-        if sentinel.name not in self.named or not self.named[sentinel.name]:
+    def _named_by(self, sentinel: HostPort, name: str, deadline: float) -> HostPort:
+        if sentinel.host not in self.named or not self.named[sentinel.host]:
             raise RendezvousConnectionError(f"{sentinel} is down.")
-        return Host(self.named[sentinel.name], 6379)
+        return HostPort(self.named[sentinel.host], 6379)
 
-    def _to_master(self, host: Host | None, whose: str, deadline: float) -> Master:
+    def _to_master(self, host: HostPort | None, whose: str, deadline: float) -> Master:
         assert host is not None
-        began, answers_at = self.now, self.now + self.takes[host.name]
+        began, answers_at = self.now, self.now + self.takes[host.host]
         self.now = min(answers_at, deadline)
-        self.asked.append((host.name, began, deadline))
+        self.asked.append((host.host, began, deadline))
         if answers_at > deadline:
             raise RendezvousConnectionError(f"{host} does not answer.")
         return cast("Master", host)
@@ -506,7 +507,7 @@ def test_a_master_that_says_nothing_leaves_half_of_the_time_to_the_others(
     asked: list[tuple[str, float, float]],
 ) -> None:
     dialler = Clockwork(monkeypatch, named, takes)
-    assert cast("Host", dialler.dial()).name == asked[-1][0]
+    assert cast("HostPort", dialler.dial()).host == asked[-1][0]
     assert dialler.asked == asked
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
-from elastic_rdzv_redis.endpoint import Endpoint, Host
+from elastic_core.rendezvous.endpoint import HostPort
+from elastic_rdzv_redis.endpoint import Endpoint
 from elastic_rdzv_redis.options import Credentials, Options
 
 
 def server(name: str = "host", port: int = 6379, **more: object) -> Endpoint:
-    return Endpoint(hosts=(Host(name, port),), **more)  # type: ignore[arg-type]  # mixed kinds, for a table
+    return Endpoint(hosts=(HostPort(name, port),), **more)  # type: ignore[arg-type]  # mixed kinds, for a table
 
 
 @pytest.mark.parametrize(
@@ -46,17 +47,17 @@ def test_an_endpoint_is_read(text: str, endpoint: Endpoint) -> None:
         ("redis://", "it names no host"),
         ("host:0", "'0' is not a port"),
         ("host:65536", "'65536' is not a port"),
-        ("host:http", "'host:http' is no HOST"),
-        ("fd00::1", "is no HOST"),
+        ("host:http", "'http' is not a port"),
+        ("fd00::1", "an address of IPv6 has brackets"),
         ("host/2", "a database needs a URL"),
         ("redis://host/two", "'two' is not the number of a database"),
-        ("redis://host?db=1", "is no HOST"),
+        ("redis://host?db=1", "is not of the form HOST"),
         ("http://host", "it is not of the form"),
         ("a,b", "it names 2 servers"),
         ("u:s3cret@host", "need a URL"),
         ("redis://u:s3cret@", "it names no host"),
-        ("redis://u:s3cret@host:1x", "is no HOST"),
-        ("redis://u:s3c/ret@host:1x", "is no HOST"),
+        ("redis://u:s3cret@host:1x", "'1x' is not a port"),
+        ("redis://u:s3c/ret@host:1x", "'1x' is not a port"),
         ("unix://run/redis.sock", "must begin with /"),
         ("unix:///run/redis.sock?user=me", "there is no option 'user'"),
     ],
@@ -70,7 +71,7 @@ def test_a_malformed_endpoint_is_refused_without_its_password(text: str, why: st
 
 def test_sentinels_are_several_and_have_a_port_of_their_own() -> None:
     endpoint = Endpoint.parse("rediss://u:p@a,b:1,[::1]/2", sentinels=True)
-    assert endpoint.hosts == (Host("a", 26379), Host("b", 1), Host("::1", 26379))
+    assert endpoint.hosts == (HostPort("a", 26379), HostPort("b", 1), HostPort("::1", 26379))
     assert (endpoint.tls, endpoint.db, str(endpoint)) == (True, 2, "a:26379,b:1,[::1]:26379")
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,8 +30,7 @@ from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Action, Incident, Verdict
 from elastic_core.monitors import RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
-from elastic_core.protocol.node_events import Locate
-from elastic_core.protocol.roster import LocalStacks
+from elastic_core.questions import AskedQuestion, NodeAnswer
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 from elastic_core.warden.linux import descendants
 from elastic_torchrun.foreign import node
@@ -674,37 +673,46 @@ WAITS = f"exec {sys.executable} -c 'import threading; threading.Event().wait()'"
 
 
 class Silent:
-    """A monitor that finds the ranks of round 1 silent and at one place; ``ends``: it ends the one that hangs."""
+    """A monitor that asks all nodes of round 1 for their silent ranks; ``ends``: it ends the first one."""
 
     rounds: tuple[int, ...] = (1,)
 
-    def __init__(self, *, ends: bool = False, seconds: float = 1.0) -> None:
-        self.ends, self.seconds, self.asked = ends, seconds, list[Locate]()
+    def __init__(self, *, ends: bool = False, again: bool = False) -> None:
+        self.ends, self.again, self.asked = ends, again, list[object]()
 
     @hookimpl
     def elastic_round_starts(self, round: RunningRound) -> None:
-        if round.number in self.rounds:
-            round.answer_where(lambda asked: self.locate(round, asked))
-            round.suspect_hang(self.seconds)
+        def take(report: str) -> None:
+            round.publish(Event("silent", report))
+            round.explain(report)
             if self.ends:
-                round.follow_hangs(lambda found: round.fail(found.culprit, "hangs", name="Hang", kill=True))
+                round.fail(0, "hangs", name="Hang", kill=True)
+            if self.again:
+                round.ask("silent", 1)
 
-    def locate(self, round: RunningRound, asked: Locate) -> LocalStacks:
+        if round.number in self.rounds:
+            round.answer("silent", lambda value: self.locate(round, value))
+            round.follow_answers("silent", take)
+            round.ask("silent", 1)
+
+    @hookimpl
+    def elastic_sum_up_answers(self, question: AskedQuestion, answers: Sequence[NodeAnswer], before: object) -> object:
+        return f"round {question.round}: silent are {[one.value for one in answers]}"
+
+    def locate(self, round: RunningRound, value: object) -> list[int]:
         while not all(worker.is_running for worker in round.workers):
             time.sleep(0.01)
-        self.asked.append(asked)
-        ranks = tuple(worker.rank for worker in round.workers)
-        return LocalStacks(answers=asked.index, places={"in f (train.py:3)": ranks})
+        self.asked.append(value)
+        return [worker.rank for worker in round.workers]
 
 
-def test_a_hang_is_reported_with_the_places_of_this_nodes_ranks_and_ends_nothing(run: Run) -> None:
+def test_a_question_is_answered_for_this_nodes_ranks_and_ends_nothing(run: Run) -> None:
     run.plugins.register("silent", Silent())
-    run.on["hang"] = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    run.on["silent"] = lambda: os.kill(os.getpid(), signal.SIGTERM)
     ending = run(Scripted(), WAITS, nproc_per_node=2, max_restarts=0)
     assert ending.exit_code == 128 + signal.SIGTERM, "it left only on the signal"
     assert not run.said("worker_failed")
-    [hang] = run.said("hang")
-    assert hang == "round 1: no progress for 1 s:\n  ranks 0-1 are in f (train.py:3)"
+    assert run.said("silent") == ["round 1: silent are [[0, 1]]"]
 
 
 def test_a_monitor_ends_a_rank_and_the_handler_is_asked_for_the_next_round(run: Run) -> None:
@@ -722,23 +730,22 @@ def test_a_hang_that_ends_the_job_is_its_first_failure(run: Run) -> None:
     ending = run(Scripted(), WAITS, max_restarts=0)
     assert ending.exit_code == ExitCode.JOB_FAILED
     assert ending.incident is not None
-    assert ending.incident.detail == "round 1: no progress for 1 s:\n  rank 0 is in f (train.py:3)"
+    assert ending.incident.detail == "round 1: silent are [[0]]"
 
 
-def test_ranks_that_stay_silent_are_asked_again_and_are_reported_once(run: Run) -> None:
-    silent = Silent(seconds=0.1)
+def test_a_monitor_may_ask_again_and_again(run: Run) -> None:
+    silent = Silent(again=True)
     run.plugins.register("silent", silent)
     run(Scripted(), "sleep 1")
     assert len(silent.asked) > 1
-    assert len(run.said("hang")) == 1
 
 
 def test_ranks_are_asked_in_the_next_round_though_an_answer_of_the_last_one_is_late(run: Run) -> None:
     class Late(Silent):
         rounds = 1, 2
 
-        def locate(self, round: RunningRound, asked: Locate) -> LocalStacks:
-            found = super().locate(round, asked)
+        def locate(self, round: RunningRound, value: object) -> list[int]:
+            found = super().locate(round, value)
             if round.number == 1:
                 round.fail(0, "fails", kill=True)
                 assert second.wait(PATIENCE)
@@ -751,7 +758,7 @@ def test_ranks_are_asked_in_the_next_round_though_an_answer_of_the_last_one_is_l
     second, late = threading.Event(), Late()
     run.plugins.register("silent", late)
     run.on["workers_started"] = started
-    run.on["hang"] = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    run.on["silent"] = lambda: os.kill(os.getpid(), signal.SIGTERM)
     run(Scripted(), WAITS, max_restarts=1)
     assert len(late.asked) == 2
-    assert run.said("hang")[0].startswith("round 2: ")
+    assert run.said("silent")[0].startswith("round 2: ")

@@ -42,7 +42,7 @@ MODULES = (
     "limits",
     "incidents",
     "resize",
-    "protocol.stacks",
+    "protocol.questions",
 )
 """The modules that decide, by the last of their names, or as many of them as no other module of core ends with."""
 HERE = Path(__file__).parent

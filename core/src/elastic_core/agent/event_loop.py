@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from elastic_core.protocol.entries import Stacks
-
 SELECT_MAX_SECONDS = 86400.0  # the kernel limits the timeout of one ``select``
 
 
@@ -38,7 +36,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class StopDue:
-    """The workers that were asked where they are before they are stopped have had long enough to answer."""
+    """The monitors that were asked before the workers are stopped have had long enough to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +69,6 @@ class HostEnds:
 @dataclass(frozen=True, slots=True)
 class Overdue:
     """The warden should have killed all processes by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class HangExplained:
-    """The plugins have said what they know of a hang; its lines are '' for nothing."""
-
-    report: Stacks
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

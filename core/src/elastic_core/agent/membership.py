@@ -31,13 +31,13 @@ from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.node_events import Exit
-from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.backend import RendezvousBackend, workers_store
 from elastic_core.session.arrival import Arrival, FormerNode
+from elastic_core.session.connections import silence_told
 from elastic_core.session.contact import persist, silent_store, store_awaited
 from elastic_core.session.join import Joined, arrive, join
 from elastic_core.session.ledger_watch import Lookout
 from elastic_core.session.runtime import RUNTIME
-from elastic_core.session.store_calls import silence_told
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import WardenEvent
 
@@ -225,8 +225,8 @@ class Newcomer:
 def _make_stores(start: Start, store: RendezvousBackend, address: str) -> Stores:
     """Return what reserves places for the workers' store of each round."""
     served, new_id = start.warden.starter.store if start.warden.starter else "", RUNTIME.new_id
-    if store.workers_store is not None:
-        return SharedStore(start.warden, store.workers_store, new_id)
+    if (shared := workers_store(store)) is not None:
+        return SharedStore(start.warden, shared, new_id)
     if start.config.master_port is not None:
         return OnePort(start.warden, address, new_id, start.config.master_port, served_by=served)
     return Stores(start.warden, address, new_id, served_by=served)

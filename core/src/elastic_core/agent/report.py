@@ -17,11 +17,10 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, describe_exit
 from elastic_core.incidents import PEER_LOST, Failure, Incident, IncidentKind
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Plan, Resume, Round, Stacks, StopAt
+from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Plan, Resume, Round, StopAt
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeInfo
-from elastic_core.protocol.stacks import describe_hang, is_news
 from elastic_core.session.arrival import Arrival, FormerNode
 from elastic_core.warden import messages
 
@@ -266,33 +265,10 @@ def ledger_events(
             case StopAt(round=number, step=at):
                 message = f"the workers of round {number} stop at step {at}"
                 yield Event("stop_at", message, fields={"round": number, "step": at})
-            case Stacks(answers=question) as found if question:
-                yield hang(found, before.hang)
         if ledger.halt is not None and ledger.halt is not before.halt:
             yield round_halted(ledger.halt)
         if ledger.round is not None and ledger.round is not before.round:
             yield round_started(before, ledger, ledger.round, node_id, own)
-
-
-def hang(report: Stacks, last: Stacks | None) -> Event:
-    """Return the event of a report of where the ranks are: people see it if nothing moves, and it is not as before."""
-    fields: dict[str, Field] = {
-        "round": report.round,
-        "why": report.why,
-        "stacks": report.report,
-        "step": report.step,
-        "rank": report.culprit if report.hang and report.culprit >= 0 and report.report.startswith("rank ") else None,
-        "window_s": report.window,
-    }
-    if is_news(report, last):
-        return Event("hang", describe_hang(report), Level.WARNING, fields)
-    return Event("stacks", describe_hang(report), Level.DEBUG, fields)
-
-
-def hang_explained(found: Stacks, text: str) -> Event:
-    """Return the event of what plugins say of a hang."""
-    message = f"round {found.round}: why it hangs:\n" + "\n".join(f"  {line}" for line in text.splitlines())
-    return Event("hang_explained", message, Level.WARNING, {"round": found.round, "explanation": text})
 
 
 def warden_silent(pid: int, seconds: float) -> Event:

@@ -14,15 +14,14 @@ from typing import Any
 
 from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, make_directories, marked
-from elastic_core.agent.event_loop import EventLoop, HangExplained, HostEnds, Overdue
+from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.agent.output import Output
-from elastic_core.agent.report import Publish, hang_explained, warden_silent
+from elastic_core.agent.report import Publish, warden_silent
 from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start_gate import StartDelay
 from elastic_core.agent.status import Status
-from elastic_core.agent.worker import round_directory
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.parse import Stream
@@ -32,17 +31,15 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress_table import ProgressTable
-from elastic_core.protocol.entries import Stacks
-from elastic_core.protocol.node_events import Grace, Leaving, Locate, Located, Stop, WorkerFailed
-from elastic_core.protocol.roster import NodeInfo
-from elastic_core.protocol.stacks import is_news
+from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Grace, Leaving, Stop, WorkerFailed
+from elastic_core.protocol.questions import decode
+from elastic_core.protocol.roster import Answer, NodeInfo
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.threads import keep_a_starter
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import catches, run_nanoseconds
 from elastic_core.warden.messages import WardenEvent
 
-ASK_SECONDS = 0.5  # how long workers are asked where they are before they are stopped after the loss of a peer
 HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
 NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
 """Signals by which a scheduler says that it takes the node away. Workers get SIGTERM, on which scripts save."""
@@ -99,43 +96,26 @@ class Resources:
         """Return the wait before the start of workers."""
         return StartDelay(self.plugins.before_start, self.group.run_uid, self.loop, now, self.publish)
 
-    def locate_workers(self, asked: Locate, start: Callable[..., threading.Thread]) -> None:
-        """Have a monitor find out where the workers are, on another thread, which posts a Located."""
-        round = self.group.round
+    def find_answer(self, asked: FindAnswer, start: Callable[..., threading.Thread]) -> None:
+        """Have a monitor answer a question, on another thread, which posts an AnswerFound."""
+        questions = self.group.round.questions
 
         def run() -> None:
-            self.loop.post(Located(round.locate(asked)))
+            self.loop.post(AnswerFound(Answer(asked.index, questions.find(asked.name, decode(asked.value)))))
 
-        start(target=run, name="elastic-stacks", daemon=True).start()
+        start(target=run, name="elastic-answer", daemon=True).start()
 
-    def explain_hang(self, found: Stacks, last: Stacks | None, start: Callable[..., threading.Thread]) -> bool:
-        """Ask the plugins about a new hang, on another thread, which posts a HangExplained; False for none to ask."""
-        group, explain = self.group, self.plugins.explain_hang
-        if explain is None or not group.workers or not is_news(found, last):
+    def say_last(self, halt: int, start: Callable[..., threading.Thread]) -> bool:
+        """Have monitors say what a failed rank may have waited for, as :meth:`find_answer`; False for none to ask."""
+        questions = self.group.round.questions
+        if not questions.last_words or not any(worker.is_running for worker in self.group.workers):
             return False
-        living = [worker for worker in group.workers if worker.is_running]
-        ranks = {worker.assignment.rank: worker.pid or 0 for worker in living}
-        world_size, directory = group.workers[0].assignment.world_size, round_directory(group.workers[0].assignment)
 
         def run() -> None:
-            text = ""
-            with suppress(Exception):  # no thread can be started; the rank is ended all the same
-                text = explain(ranks, world_size, directory)
-            self.loop.post(HangExplained(found, text))
+            self.loop.post(AnswerFound(Answer(halt, questions.say_last())))
 
-        start(target=run, name="elastic-explain", daemon=True).start()
+        start(target=run, name="elastic-last-words", daemon=True).start()
         return True
-
-    def note_explained(self, explained: HangExplained) -> None:
-        """Report what the plugins have said, and have the next failure of the round tell it too."""
-        if explained.text:
-            self.publish(hang_explained(explained.report, explained.text))
-            if self.group.round.number == explained.report.round:
-                self.group.round.explain(explained.text)
-
-    def tell_hang(self, found: Stacks) -> None:
-        """Tell the monitors of a report that the round hangs: one may end a rank."""
-        self.group.round.tell_hang(found)
 
     def status(self, now: float, since: float, incident: Incident | None) -> Status:
         """Return what is known of the workers; arguments are fields of a Status."""

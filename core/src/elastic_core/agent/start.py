@@ -113,6 +113,7 @@ def connect_and_run(
     from elastic_core.agent.directories import remove_abandoned
     from elastic_core.agent.registration import cpus_of_workers, first_connection
     from elastic_core.events import Event, Level
+    from elastic_core.rendezvous.backend import HandlerStore
 
     cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
     for abandoned in remove_abandoned():  # now: the disk may be too full to join
@@ -121,7 +122,8 @@ def connect_and_run(
     if warden.starter is None and (problem := starters.problem(warden, config)) is not None:
         plugins.publish(problem)
     made = first_connection(config, plugins)
-    config = replace(config, rdzv_id=made.job_id or config.rdzv_id)
+    if isinstance(made, HandlerStore) and made.job_id:
+        config = replace(config, rdzv_id=made.job_id)
     with closing(made):
         start = membership.Start(
             config=config,

@@ -16,7 +16,6 @@ from elastic_core.agent.event_loop import (
     AliveFor,
     Crashed,
     Depart,
-    HangExplained,
     HostEnds,
     Overdue,
     SignalReceived,
@@ -25,7 +24,7 @@ from elastic_core.agent.event_loop import (
 )
 from elastic_core.agent.isolation import Isolation
 from elastic_core.agent.report import Ending, finish
-from elastic_core.agent.resources import ASK_SECONDS, Resources, finish_helpers, handle_warden_death, stop_workers
+from elastic_core.agent.resources import Resources, finish_helpers, handle_warden_death, stop_workers
 from elastic_core.agent.run_summary import count_run
 from elastic_core.agent.shutdown import Departure, settle_exit
 from elastic_core.agent.start_gate import StartAnswer, StartDue
@@ -37,13 +36,15 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.protocol import node_events
-from elastic_core.protocol.entries import Closed, Halt, HaltReason, Round
+from elastic_core.protocol.entries import Answers, Closed, Halt, HaltReason, Round
 from elastic_core.protocol.graceful_stop import find_drain
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, row_of, step
-from elastic_core.protocol.node_events import AnswerRead, Exit, Leaving, Located, Work
+from elastic_core.protocol.node_events import AnswerFound, AnswerRead, Exit, Leaving, Work
+from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import LocalWorkers, Slots
 from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.round_questions import LAST_WORDS_SECONDS
 from elastic_core.session.arrival import FormerNode
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, Joined
@@ -54,7 +55,7 @@ from elastic_core.warden import messages
 from elastic_core.warden.client import CLOSING
 
 SILENT_PROGRESS_SECONDS = 30.0  # for which all ranks of a script without reports must live to count as progress (L4)
-ANSWER_KEPT_SECONDS = 30.0  # how long the answer to a STACKS stands in the row, also for the next leader
+ANSWER_KEPT_SECONDS = 30.0  # how long the answer to a QUESTION stands in the row, also for the next leader
 ROW_REMOVAL_MAX_SECONDS = 10.0  # for the removal of the node's row at the end
 
 
@@ -85,7 +86,7 @@ class Supervisor:
         self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
         self._incident: Incident | None = None  # the newest failure that is known here
         self._gate = resources.start_delay(runtime.now)
-        self._put_off: node_events.Stop | None = None  # while the workers are asked where they are
+        self._put_off: node_events.Stop | None = None  # while monitors are asked before it
         calls = SessionCalls(
             post=self._loop.post,
             publish=self._publish,
@@ -93,6 +94,7 @@ class Supervisor:
             crashed=lambda error: self._loop.post(Crashed(error)),
             node_gone=self._plugins.node_gone,
             reached=self._group.progress.reached,
+            sum_up=self._plugins.sum_up_answers,
         )
         self._session = session = Session(store, joined, runtime, calls)
         self._isolation = Isolation(applicant.info.node_id, session.look_up, runtime, resources.unreachable)
@@ -167,9 +169,6 @@ class Supervisor:
                     self._step(node_events.Progressed(number))
             case DescribeWorkers(number):
                 self._describe_workers(number)
-            case HangExplained(found):
-                self._resources.note_explained(event)
-                self._resources.tell_hang(found)
             case Overdue():
                 if self._state.work is Work.STOPPING:
                     self._warden.kill()
@@ -196,9 +195,9 @@ class Supervisor:
                 self._exit = Exit(leaving.exit_code, leaving.why)
             case _ if isinstance(event, node_events.NodeEvent):
                 self._step(event)
-                if isinstance(event, Located):
+                if isinstance(event, AnswerFound):
                     self._stop(self._put_off)
-                    self._loop.at(self._runtime.now() + ANSWER_KEPT_SECONDS, AnswerRead(event.stacks.answers))
+                    self._loop.at(self._runtime.now() + ANSWER_KEPT_SECONDS, AnswerRead(event.answer.to))
             case _ if isinstance(event, messages.StarterEvent):
                 self._publish(report.starter(event))
                 if isinstance(event, messages.StarterFailed):
@@ -279,6 +278,9 @@ class Supervisor:
             self._nodes_lost += sum(isinstance(b, Halt) and b.reason is HaltReason.NODE_LOST for b in bodies)
             if self._state.ledger.round is not before.ledger.round:
                 self._group.note_next_round()
+            for body in bodies:
+                if isinstance(body, Answers) and body.round == self._group.round.number:
+                    self._group.round.questions.take(body.name, decode(body.report))
             self._report_no_place()
             self._check_again(before)
             if why := find_drain(event.entries, self._ids):
@@ -288,10 +290,6 @@ class Supervisor:
             self._say("workers_done", f"all local workers of round {self._state.round} exited with 0")
         for effect in effects:
             self._do(effect)
-        if (found := self._state.ledger.stacks) is not None and found is not before.ledger.stacks:
-            wait, last = found.round == self._state.round and self._state.work is Work.RUNNING, before.ledger.hang
-            if not (wait and self._resources.explain_hang(found, last, self._runtime.thread)):
-                self._resources.tell_hang(found)
         if failed is not None:  # last, because probes are not urgent
             self._isolation.probe(failed, self._loop.post)
 
@@ -310,8 +308,8 @@ class Supervisor:
                 self._stop(effect)
             case node_events.Notify(notice):
                 self._notify(notice)
-            case node_events.Locate():
-                self._resources.locate_workers(effect, self._runtime.thread)
+            case node_events.FindAnswer():
+                self._resources.find_answer(effect, self._runtime.thread)
             case node_events.MakeOffer():
                 newest = self._state.ledger.round
                 self._step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
@@ -347,14 +345,12 @@ class Supervisor:
             self._step(node_events.Answered(notice, steps))
 
     def _stop(self, stop: node_events.Stop | None) -> None:
-        """Stop the workers; those that may be what a failed rank waited for are asked first where they are."""
+        """Stop the workers; monitors are asked first, if a failed rank may have waited for one of these workers."""
         if stop is None or self._state.work is not Work.STOPPING:
             return  # the workers are gone
-        if stop.halt and any(worker.is_running for worker in self._group.workers):
+        if stop.halt and self._resources.say_last(stop.halt, self._runtime.thread):
             self._put_off = replace(stop, halt=0)
-            self._loop.at(self._runtime.now() + ASK_SECONDS, StopDue())
-            asked = node_events.Locate(stop.halt, full=False, judge=False, brief=True)
-            self._resources.locate_workers(asked, self._runtime.thread)
+            self._loop.at(self._runtime.now() + LAST_WORDS_SECONDS, StopDue())
             return
         self._put_off, number, failure = None, self._state.round, known_failure(self._state)
         self._say("stopping", f"stopping the workers of round {number}: {stop.why}", Level.DEBUG)

@@ -469,9 +469,6 @@ class WorkerGroup:
         self._round.over, self._round.notice = True, None
         if distance_to_cause(incident):
             self._want_cause()
-        for lines in self._round.running.explanations:
-            if lines not in incident.detail:
-                incident = replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), lines])))
         return self._publish_failure(incident, text)
 
     def _fail_raised(self, tag: int, worker: Worker) -> node_events.WorkerFailed | None:
@@ -556,6 +553,9 @@ class WorkerGroup:
     def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:
         """Publish a failure; return it for the node, with its explanation."""
         incident = self.plugins.explain_failure(incident, text)
+        for lines in self._round.running.explanations:
+            if lines not in incident.detail:
+                incident = replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), lines])))
         if incident.rank is None:
             self.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
             return node_events.WorkerFailed(incident)

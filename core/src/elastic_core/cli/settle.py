@@ -7,8 +7,8 @@ The flags from which several settings follow are declared here, as fields of :cl
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONIT
 from elastic_core.errors import PluginError, UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.rendezvous import job_token
+from elastic_core.rendezvous.endpoint import split_host_port
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 MASTER_PORT = 29500
 PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
 LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # for --pass_local_rank; each worker's start fills in its rank
-HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.%\w]+\])(:\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,8 @@ def _named_place(flags: Flags) -> tuple[str, str]:
         return flags.rdzv_backend, flags.rdzv_endpoint
     if not flags.rdzv_endpoint:
         return LOCAL, ""
-    if HOST_AND_PORT.fullmatch(flags.rdzv_endpoint):
+    with suppress(ValueError):
+        split_host_port(flags.rdzv_endpoint)
         return "c10d", flags.rdzv_endpoint  # what torchrun's users mean by an endpoint
     raise UsageError(
         f"--rdzv_endpoint {flags.rdzv_endpoint!r} is not of the form HOST[:PORT], so the backend must be named.",

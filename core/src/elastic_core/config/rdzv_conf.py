@@ -14,6 +14,7 @@ from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import SHUTDOWN_TIMEOUT, Timing
 from elastic_core.errors import UsageError, did_you_mean
 from elastic_core.rendezvous import job_token
+from elastic_core.rendezvous.endpoint import split_host_port
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions
@@ -131,7 +132,10 @@ def settle(backend: str, endpoint: str, nnodes: NodeRange) -> tuple[str, str]:
     Raises:
         UsageError: The port is 0, and the job has more than one node.
     """
-    port_is_free = re.fullmatch(r".*:0+", endpoint) is not None
+    port_is_free = False
+    with suppress(ValueError):
+        _, port = split_host_port(endpoint)
+        port_is_free = port is not None and port != "" and not port.strip("0")
     if not (backend == "c10d" and not endpoint) and not (backend in ("c10d", "static") and port_is_free):
         return backend, endpoint
     if nnodes.most == 1:

@@ -10,9 +10,9 @@ import re
 import socket
 import struct
 import sys
-from urllib.parse import urlsplit
 
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.rendezvous.endpoint import ip_address, split_host_port
 
 LOOPBACK, ANY_FORM = "127.0.0.1", "ENDPOINT"  # the latter is a form of endpoints that may name a host or not
 
@@ -27,15 +27,12 @@ def endpoint_host(endpoint: str) -> str | None:
 
     Forms are ``HOST``, ``HOST:PORT``, ``[IPV6]:PORT`` and URLs; of several between commas it takes the first.
     """
-    first = parts(endpoint)[0]
-    if "://" not in first:
-        if "/" in first or first.startswith("file:"):
-            return None
-        first = f"//[{first}]" if _is_ipv6(first) else f"//{first}"
+    scheme, separator, rest = parts(endpoint)[0].rpartition("://")
+    if scheme in ("file", "unix") or rest.startswith("file:") or ("/" in rest and not separator):
+        return None
     try:
-        url = urlsplit(first)
-        return None if url.scheme in ("file", "unix") else url.hostname
-    except ValueError:  # brackets without an address between them
+        return split_host_port(re.split("[/?#]", rest.rpartition("@")[2])[0])[0]
+    except ValueError:
         return None
 
 
@@ -156,16 +153,8 @@ def _source(target: str) -> str | None:
     return None if ipaddress.ip_address(source).is_link_local else source
 
 
-def _is_ipv6(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).version == 6
-    except ValueError:
-        return False
-
-
 def says_loopback(host: str) -> bool:
     """Return True if a name or an address means loopback on every host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+    if (literal := ip_address(host)) is not None:
+        return literal.is_loopback
+    return host == "localhost" or host.endswith(".localhost")

@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.errors import RendezvousConnectionError
 from elastic_core.hookspecs import hookimpl
 from elastic_core.rendezvous.backend import (
-    MAX_VALUE_BYTES,
     TOMBSTONE,
     Cursor,
     HeartbeatReply,
     Link,
     RendezvousBackend,
     RosterRow,
+    check_size,
 )
 from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.options import RendezvousOptions
@@ -64,7 +64,7 @@ class LocalBackend(RendezvousBackend):
             self._store.changed.notify_all()
 
     def enter(self, node_id: str, value: bytes) -> int:
-        _check_size(f"The row of {node_id}", value)
+        check_size(f"The row of {node_id}", value)
         with self._opened() as store:
             if node_id not in store.rows:
                 store.arrivals += 1
@@ -72,7 +72,7 @@ class LocalBackend(RendezvousBackend):
             return store.rows[node_id].serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
-        _check_size(f"The row of {node_id}", value)
+        check_size(f"The row of {node_id}", value)
         with self._opened() as store:
             row = store.rows.get(node_id)
             if row is not None and row.revision < revision:
@@ -101,7 +101,7 @@ class LocalBackend(RendezvousBackend):
             return [row for row in store.rows.values() if ids is None or row.node_id in ids]
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        _check_size(f"Entry {entry.index}", data)
+        check_size(f"Entry {entry.index}", data)
         with self._opened() as store:
             if self._id(entry.index) == entry.id:
                 return True
@@ -149,11 +149,6 @@ class LocalBackend(RendezvousBackend):
         if index == 0:
             return ""
         return self._store.entries[index - 1][0] if index <= self._store.head else None
-
-
-def _check_size(what: str, value: bytes) -> None:
-    if len(value) > MAX_VALUE_BYTES:
-        raise RendezvousStateError(f"{what} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
 
 
 @hookimpl

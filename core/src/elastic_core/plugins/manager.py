@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from elastic_core.monitors import RunningRound
     from elastic_core.protocol.roster import NodeInfo
+    from elastic_core.questions import AskedQuestion, NodeAnswer
 
 OBSERVING = (
     "elastic_observe",
@@ -184,14 +186,13 @@ class Plugins:
 
         return functools.partial(verdicts.node_gone, plugins, report=self.publish, unanswered=self._unanswered)
 
-    @property
-    def explain_hang(self) -> Callable[[Mapping[int, int], int, Path], str] | None:
-        """Asks all plugins of the hook ``elastic_explain_hang``; None where none implements it."""
-        if not (plugins := self.implementations("elastic_explain_hang")):
-            return None
+    def sum_up_answers(self, question: AskedQuestion, answers: Sequence[NodeAnswer], before: str) -> str:
+        """Return what a plugin of the hook ``elastic_sum_up_answers`` makes of answers; blocks for 3 s at most."""
         from elastic_core.plugins import verdicts
 
-        return functools.partial(verdicts.explain_hang, plugins, report=self.publish)
+        told = {"question": question, "answers": answers, "before": json.loads(before)}
+        plugins = self.implementations("elastic_sum_up_answers")
+        return verdicts.sum_up_answers(plugins, told, report=self.publish, unanswered=self._unanswered)
 
     # Gates -----------------------------------------------------------------------------------------------------------
 

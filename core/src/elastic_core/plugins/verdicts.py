@@ -1,4 +1,4 @@
-"""Asks plugins what a failure is, for a verdict on it, whether a node is gone, or why a job hangs.
+"""Asks plugins what a failure is, for a verdict on it, whether a node is gone, or what answers come to.
 
 All plugins that implement the hook are called at once, each on a daemon thread. A plugin that raises, returns a value
 of another type or takes too long is reported, and its answer does not count.
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from elastic_core.events import Event, Level
@@ -28,6 +27,7 @@ from elastic_core.incidents import (
 )
 from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.questions import REPORT_MAX_BYTES, encode
 from elastic_core.threads import asked
 
 T = TypeVar("T")
@@ -35,7 +35,6 @@ Report: TypeAlias = "Callable[[Event], None]"  # called for each plugin that fai
 Unanswered: TypeAlias = "dict[Implementation, Future[Any]]"  # the question that a plugin has to answer first
 
 LONGEST_REASON = 500  # characters of a verdict's reason, which is written to the ledger and printed by every node
-LONGEST_HANG = 2000  # characters of what a plugin says of a hang
 LONGEST_POLICY, LONGEST_NAME, LONGEST_ADVICE = 40, 100, 250  # characters of a policy's name, and of an explanation
 FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
     Explanation: (("failure_class", FailureClass), ("name", str), ("advice", str), ("hosts_fault", bool)),
@@ -88,21 +87,22 @@ def node_gone(
     return bool(vouching)
 
 
-def explain_hang(
+def sum_up_answers(
     plugins: Sequence[Implementation],
-    ranks: Mapping[int, int],
-    world_size: int,
-    directory: Path,
+    told: Mapping[str, Any],
     *,
     report: Report,
-    timeout: float = 20.0,
+    unanswered: Unanswered,
+    timeout: float = 3.0,
 ) -> str:
-    """Return what the plugins say within ``timeout`` seconds of a hang, '' for nothing; blocks until then at most."""
-    ask = partial(_said, kind=str, wanted="a text", ranks=ranks, world_size=world_size, directory=directory)
-    late, failed = f"did not explain the hang within {timeout:g} s.", "It does not explain the hang."
-    answers = _answers("plugin", _ask("plugin", plugins, ask), timeout, report, late=late, failed=failed)
-    texts = ((text or "").strip() for _, text in answers)
-    return "\n".join(text[:LONGEST_HANG] for text in texts if text)
+    """Return the first report, as JSON, that a plugin makes of what it is ``told``, the arguments of the hook.
+
+    It is 'null' for none within ``timeout`` seconds.
+    """
+    ask = partial(_report_of, **told)
+    late, failed = f"did not sum up answers within {timeout:g} s.", "It does not sum up the answers."
+    found = [*_answers("plugin", _ask("plugin", plugins, ask, unanswered), timeout, report, late=late, failed=failed)]
+    return next((text for _, text in found if text != "null"), "null")
 
 
 def _ask(
@@ -171,6 +171,10 @@ def _verdict_of(policy: Implementation, incident: Incident, history: History) ->
         exclude_for=_checked_seconds("exclude_for", verdict.exclude_for, MAX_EXCLUSION_SECONDS) if excludes else None,
         policy=verdict.policy[:LONGEST_POLICY],
     )
+
+
+def _report_of(plugin: Implementation, **given: Any) -> str:
+    return encode(plugin(**given), REPORT_MAX_BYTES)
 
 
 def _checked_seconds(name: str, value: object, most: float) -> float:

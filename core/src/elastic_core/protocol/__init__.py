@@ -8,7 +8,8 @@
 * The leader: ``leader`` decides which entry follows. It decides from a ``leader_view`` and makes entries with
   ``leader_entries``. ``failure_detector`` says which nodes are lost, ``reachability`` which node the others cannot
   reach, ``graceful_stop`` how workers stop together, ``resize`` when a round makes room for waiting nodes, ``counters``
-  what a new round costs, and ``compaction`` which entries may shrink. ``stacks`` asks all nodes where their ranks are.
+  what a new round costs, ``compaction`` which entries may shrink, and ``questions`` what monitors of all nodes are
+  asked.
 * The node: ``node`` decides what the agent does next, in terms of ``node_events``. ``ranks`` says which ranks its
   workers get, ``row_delay`` how long its row may wait.
 * Around a run: ``admission`` says which nodes may join, ``succession`` which node follows a leader that is gone, and

@@ -252,23 +252,23 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stacks:
-    """STACKS: the members of a live round are asked where their ranks are; or what they have answered (rule L14)."""
+class Question:
+    """QUESTION: the members of a live round are asked something that monitors answer (rule L14)."""
 
     round: int
-    why: str
-    requests: tuple[str, ...] = ()  # the ids of the requests of ``elastic stacks`` that it serves, at most MAX_REQUESTS
-    full: bool = False  # whether the whole stacks are wanted in the answers, not only the places
-    window: float = 0.0  # seconds without progress that a member has seen; 0 if nothing is suspected
-    nth: int = 0  # how often a suspicion has had members asked in this round; 0 if nothing is suspected
-    answers: int = 0  # the index of the STACKS whose answers this one reports; 0 for a STACKS that asks
-    report: str = ""  # where the ranks are: a line for each place, at most REPORT_BYTES
-    still: bool = False  # whether no stack changed within a second, on any node that has answered
-    looks: int = field(default=0, metadata=SKIPPABLE)
-    """How many looks in a row found this hang: all ranks at the same places, and the culprit not busy, or always."""
-    hang: bool = False  # whether the job hangs
-    culprit: int = 0  # the rank that ``--hang_timeout`` ends; -1 for none
-    step: int | None = None  # the newest step that any rank is known to have reached
+    name: str
+    value: str  # what the first node that asks has added, JSON
+    asked_by: str  # the hosts that ask, for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """ANSWERS: what the plugins of the leader make of the answers to a QUESTION (rule L14)."""
+
+    round: int
+    name: str
+    question: int  # the index of that QUESTION
+    report: str  # JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +308,7 @@ class Resume:
         return (part for part in every if part is not None)
 
 
-Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Stacks | Closed | Resume"
+Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Question | Answers | Closed | Resume"
 KINDS: Mapping[str, type] = {
     "OPEN": Open,
     "LEADER": Leader,
@@ -318,7 +318,8 @@ KINDS: Mapping[str, type] = {
     "STOP_AT": StopAt,
     "OVER": Over,
     "DRAIN": Drain,
-    "STACKS": Stacks,
+    "QUESTION": Question,
+    "ANSWERS": Answers,
     "CLOSED": Closed,
     "RESUME": Resume,
 }

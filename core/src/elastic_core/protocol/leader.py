@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from elastic_core.config.parse import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, distance_to_cause
-from elastic_core.protocol import graceful_stop, leader_entries, stacks
+from elastic_core.protocol import graceful_stop, leader_entries, questions
 from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, LookAgain
+from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, LookAgain, SumUp
 from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
 from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
@@ -31,7 +31,7 @@ OVER_DELAY_SECONDS = 1.0  # how old the newest entry is when a waiting leader wr
 
 
 def decide(view: LeaderView) -> Decision:
-    """Return one entry to append, a question that the policies must answer first, or the instant to look again at."""
+    """Return one entry to append, what plugins must answer first, or the instant to look again at."""
     ledger = view.ledger
     decision: Decision
     if ledger.closed is not None:
@@ -131,9 +131,9 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         looks.append(resize_at)
     elif len(current.members) < view.agreement.max_nodes and (admitted_at := view.next_admission_at()) is not None:
         looks.append(admitted_at)  # L12: a node waits whose host is excluded until then
-    # A node sees no progress, or `elastic stacks` asks where the ranks are (L14).
-    asks = stacks.ask_or_report(view, current, finished)
-    if isinstance(asks, Append):
+    # A monitor or a command asks all members something, or their answers are to be summed up (L14).
+    asks = questions.ask_or_report(view, current, finished)
+    if isinstance(asks, Append | SumUp):
         return asks
     looks += [] if asks is None else [asks]
     return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)), put_off=put_off)
@@ -314,7 +314,7 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
 
 def _why_restarted(view: LeaderView, old: Round, halt: Halt) -> str:
     """Return why the round after ``halt`` begins, with where the ranks were that others may have waited for."""
-    others = "" if halt.incident is None else stacks.describe_others(view, old, view.first_cause(old, halt.incident))
+    others = "" if halt.incident is None else questions.describe_others(view, old, view.first_cause(old, halt.incident))
     return f"{halt.why}; {others}" if others else halt.why
 
 
@@ -329,7 +329,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     if not is_charged(halt.incident):
         return None
     first = view.first_cause(old, halt.incident)
-    first = replace(first, others=stacks.describe_others(view, old, first))
+    first = replace(first, others=questions.describe_others(view, old, first))
     reason, requeue = halt.verdict or "the failure policy gave up", halt.requeue
     if halt.reason is HaltReason.FAILURE:  # a HALT for GIVING_UP has the verdict, for the next leader too
         if not view.has_asked_policies(old.number):

@@ -12,6 +12,7 @@ from elastic_core.protocol.entries import Body, Closed, Counters, Halt, HaltReas
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_view import LeaderView, head_patience, is_at_loopback, sort_by_rank
 from elastic_core.protocol.limits import HOSTS_BYTES, fit_names, list_names
+from elastic_core.questions import AskedQuestion, NodeAnswer
 
 MAX_BARREN_ROUNDS = 10  # rounds in a row without progress that end the job (rule L4)
 
@@ -32,6 +33,15 @@ class AskPolicies:
 
 
 @dataclass(frozen=True, slots=True)
+class SumUp:
+    """Have the plugins sum up the answers to a QUESTION, and decide again with their report."""
+
+    index: int  # of that QUESTION
+    question: AskedQuestion
+    answers: tuple[NodeAnswer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LookAgain:
     """Do nothing before this instant or the next change; None: before the next change."""
 
@@ -43,7 +53,7 @@ class LookAgain:
     put_off: str = ""  # why a node that waits gets no place yet, as a text for users (rule L13)
 
 
-Decision: TypeAlias = "Append | AskPolicies | LookAgain"
+Decision: TypeAlias = "Append | AskPolicies | SumUp | LookAgain"
 
 
 # HALT ----------------------------------------------------------------------------------------------------------------

@@ -57,6 +57,14 @@ class Judgement:
     verdict: Verdict | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The report of the plugins on the answers to the QUESTION at an index, JSON; None until it is made."""
+
+    question: int
+    report: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class LeaderView:
     """What :func:`~elastic_core.protocol.leader.decide` decides from. Instants are the leader's monotonic clock."""
@@ -65,6 +73,7 @@ class LeaderView:
     watch: Watch
     now: float  # When the roster was read. Nodes are judged as of this instant, since later rows are unknown.
     judgement: Judgement | None = None
+    summary: Summary | None = None
     may_forget: bool = False  # whether the store can come back without its last entries (rule S3)
 
     @property

@@ -7,7 +7,7 @@ An entry names the entry before it, so that every reader notices a gap or a fork
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic_core.errors import RendezvousStateError
@@ -43,13 +43,11 @@ class Ledger:
     over: entries.Over | None = None
     """The OVER of :attr:`round`, which says that it is over and which nodes have left it; None without one."""
     asked: frozenset[str] = frozenset()  # the nodes that a DRAIN has asked to leave
-    stacks: entries.Stacks | None = None  # the newest STACKS of :attr:`round`; None without one
-    stacks_at: float = 0.0
-    stacks_index: int = 0
-    suspected: entries.Stacks | None = None  # the newest report of :attr:`round` that a suspicion has led to
-    suspected_at: float = 0.0
-    hang: entries.Stacks | None = None  # the newest of them that found a hang
-    served: frozenset[str] = frozenset()  # the requests of ``elastic stacks`` that reports have answered
+    question: entries.Question | None = None  # the QUESTION of :attr:`round` that no ANSWERS has followed
+    question_at: float = 0.0
+    question_index: int = 0
+    reports: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """The newest ANSWERS of each name in :attr:`round`, as far as this node has read them: its index and report."""
     closed: entries.Closed | None = None
     resized_at: float | None = None  # when the last planned resize was over; None before the first
     resize_cost: float = 0.0
@@ -93,6 +91,10 @@ class Ledger:
         """Seconds since the run was opened, as the entries add them up."""
         return self.head.age + max(0.0, now - self.head_at)
 
+    def answered_at(self, name: str) -> int:
+        """Return the index of the newest ANSWERS of a name in :attr:`round`; 0 without one."""
+        return self.reports[name][0] if name in self.reports else 0
+
     def is_member(self, node_id: str) -> bool:
         """Whether ``node_id`` is a member of the newest round, live or not."""
         return self.round is not None and node_id in self.round.group_ranks
@@ -133,7 +135,7 @@ def apply(ledger: Ledger, entry: Entry, now: float) -> Ledger:
                 body = _with_members_of(body, ledger.round)
             done, cost = _last_resize(ledger, body, now, entry.since_halt)
             ledger = replace(ledger, round=body, round_at=now, resized_at=done, resize_cost=cost)
-            return after(at, halt=None, plan=None, stop_at=None, over=None, stacks=None, suspected=None, hang=None)
+            return after(at, halt=None, plan=None, stop_at=None, over=None, question=None, reports={})
         case entries.Halt() as body:
             at = replace(at, halt=index, plan=0, stop_at=0)
             return after(at, halt=body, halt_at=now, plan=None, stop_at=None)
@@ -145,12 +147,10 @@ def apply(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             return after(replace(at, over=index), over=body)
         case entries.Drain() as body:
             return after(at, asked=ledger.asked | {*body.nodes})
-        case entries.Stacks() as body:
-            served = ledger.served | {*body.requests} if body.answers else ledger.served
-            ledger = replace(ledger, stacks=body, stacks_at=now, stacks_index=index, served=served)
-            if not body.answers or not body.window:
-                return after(at)
-            return after(at, suspected=body, suspected_at=now, hang=body if body.hang else ledger.hang)
+        case entries.Question() as body:
+            return after(at, question=body, question_at=now, question_index=index)
+        case entries.Answers() as body:
+            return after(at, question=None, reports={**ledger.reports, body.name: (index, body.report)})
         case entries.Closed() as body:
             return after(replace(at, halt=index, plan=0, stop_at=0, over=0), closed=body)
 
@@ -180,7 +180,7 @@ def _check_follows(ledger: Ledger, entry: Entry) -> None:
             raise RendezvousStateError(
                 f"Round {body.number} is the same as round {body.same_as}, but the newest known is {known}."
             )
-        case entries.Plan() | entries.Stacks() if not ledger.is_live:
+        case entries.Plan() | entries.Question() | entries.Answers() if not ledger.is_live:
             raise RendezvousStateError(f"Entry {entry.index} is a {entry.kind}, but no round is live that it is for.")
         case entries.StopAt() if ledger.plan is None:
             raise RendezvousStateError(f"Entry {entry.index} is a STOP_AT, but no round is live that it is for.")

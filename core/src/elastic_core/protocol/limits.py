@@ -36,20 +36,16 @@ HOSTS_BYTES = 4096
 """Size of the members' hosts in a ROUND. Members whose host does not fit and that have no row are shown by node id."""
 NAMES_SHOWN = 8  # names in a text for users; the others are counted
 WHY_BYTES = 2048
-REPORT_BYTES = 2048  # size of the report in a STACKS
-MAX_REQUESTS = 8  # most requests that one STACKS serves; the next one serves the rest
-MAX_PLACES = 40  # most places in the answer of a node to a STACKS
-PLACE_BYTES = 200  # size of each of them
-FULL_STACKS_BYTES = 24_576  # size of the whole stacks in such an answer, of all local ranks together
 TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of its host
 WHERE_BYTES = 256  # size of an incident's line, exception's type and checkpoint, and of the texts of its explanation
 DETAIL_BYTES = 4096
+MAX_ASKS = 8  # most questions that the monitors of a node ask at once
 MAX_FORMER_RUNS = 16  # whose ids an OPEN has
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
 _TEXTS = {
     "why": WHY_BYTES,
     "verdict": WHY_BYTES,
-    "report": REPORT_BYTES,
+    "asked_by": TEXT_BYTES,
 }  # the size of each text in an entry's body, by field
 
 T = TypeVar("T", bound="DataclassInstance")

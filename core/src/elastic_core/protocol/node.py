@@ -15,9 +15,9 @@ from elastic_core.incidents import Incident, distance_to_cause
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import HaltReason, Offer, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
-from elastic_core.protocol.node_events import Exit, Grace, Leave, Locate, MakeOffer, Notice, Notify, Start, Stop, Work
-from elastic_core.protocol.roster import LastCheckpoint, LocalStacks, NodeInfo, NodeRow, Phase
-from elastic_core.protocol.stacks import with_report
+from elastic_core.protocol.limits import MAX_ASKS
+from elastic_core.protocol.node_events import Exit, Grace, Leave, MakeOffer, Notice, Notify, Start, Stop, Work
+from elastic_core.protocol.roster import Answer, Ask, LastCheckpoint, NodeInfo, NodeRow, Phase
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
 
@@ -50,9 +50,9 @@ class NodeState:
     sent_notice: Notice | None = None  # the notice that the workers were sent last
     steps: tuple[int, ...] = ()
     """The answer to its PLAN: the step that each local rank had reported after the notice was sent; () before that."""
-    hung: float = 0.0  # seconds for which a rank of the round has made no progress; 0 while all do
-    located_for: int = 0  # the index of the newest STACKS for which the agent looks where the ranks are
-    stacks: LocalStacks | None = None  # what it has found; None once it has stood in the row for long enough
+    asks: tuple[Ask, ...] = ()  # what its monitors ask all nodes of the round
+    asked: int = 0  # the index of the newest QUESTION that its monitors were asked
+    answer: Answer | None = None  # what they have answered; None once it has stood in the row for long enough
     stepped_down: bool = False  # whether the workers have stopped by themselves, as the notice said
 
 
@@ -88,8 +88,8 @@ def row_of(state: NodeState) -> NodeRow:
         checkpoint=state.checkpoint,
         probed=state.probed,
         unreachable=state.unreachable,
-        hung=state.hung,
-        stacks=state.stacks,
+        asks=state.asks,
+        answer=state.answer,
     )
 
 
@@ -143,6 +143,7 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
                     offer = None
             resumed = any(isinstance(entry.body, Resume) for entry in entries)
             after = _replace_history(state, ledger) if resumed else replace(state, ledger=ledger)
+            after = replace(after, asks=tuple(ask for ask in after.asks if ask.known == ledger.answered_at(ask.name)))
             used = offer != state.offer
             return replace(after, offer=None, needs_offer=True) if used else after
         case node_events.HistoryReplaced(ledger):
@@ -150,9 +151,9 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
         case node_events.Offered(offer):
             return replace(state, offer=offer, needs_offer=False)
         case node_events.WorkerFailed(incident) if state.work is Work.RUNNING and state.incident is None:
-            return replace(state, incident=with_report(incident, state.ledger.suspected))
+            return replace(state, incident=incident)
         case node_events.WorkerFailed(incident) if _is_better_cause(state, incident):
-            return replace(state, incident=with_report(incident, state.ledger.suspected))
+            return replace(state, incident=incident)
         case node_events.WorkersDone() if state.work is Work.RUNNING:
             return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
         case node_events.WorkersGone(alike):
@@ -168,14 +169,14 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return replace(state, takes_notices=True, progressed=True)
         case node_events.Answered(notice, steps) if notice == state.sent_notice and state.work is Work.RUNNING:
             return replace(state, steps=steps)
-        case node_events.Hung(number, seconds) if number == state.round and state.work is Work.RUNNING:
-            return replace(state, hung=seconds)
-        case node_events.Located(found) if found.answers == state.located_for and state.work is Work.RUNNING:
-            return replace(state, stacks=found)
-        case node_events.Located(found) if found.answers == state.ledger.head.anchors.halt and state.round:
-            return replace(state, stacks=found)  # of workers that are being stopped
-        case node_events.AnswerRead(answers) if state.stacks and state.stacks.answers == answers == state.located_for:
-            return replace(state, stacks=None)
+        case node_events.Asked(number, name, value) if number == state.round and state.work is Work.RUNNING:
+            return _ask(state, name, value)
+        case node_events.AnswerFound(answer) if answer.to == state.asked and state.work is Work.RUNNING:
+            return replace(state, answer=answer)
+        case node_events.AnswerFound(answer) if answer.to == state.ledger.head.anchors.halt and state.round:
+            return replace(state, answer=answer)  # of workers that are being stopped
+        case node_events.AnswerRead(to) if state.answer is not None and state.answer.to == to == state.asked:
+            return replace(state, answer=None)
         case node_events.SteppedDown() if state.work is Work.RUNNING:
             return replace(state, stepped_down=True)
         case node_events.Leaving(why, code, grace, rejoin) if supersedes(state.leaving, grace):
@@ -224,7 +225,8 @@ def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
     """
     before, after = state.ledger.round, ledger.round
     state = replace(state, ledger=ledger, offer=None, needs_offer=True)
-    state = replace(state, located_for=0, stacks=None)  # entries of two histories may have one index
+    asks = tuple(replace(ask, known=ledger.answered_at(ask.name)) for ask in state.asks)
+    state = replace(state, asks=asks, asked=0, answer=None)  # entries of two histories may have one index
     if before is not None and after is not None and _is_same_round(before, after):
         return state
     phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
@@ -247,9 +249,9 @@ def _forget_round(state: NodeState) -> NodeState:
         sent_notice=None,
         steps=(),
         stepped_down=False,
-        hung=0.0,
-        located_for=0,
-        stacks=None,
+        asks=(),
+        asked=0,
+        answer=None,
     )
 
 
@@ -262,7 +264,7 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[node_events.Effect, .
             state, sent_notice=notice, steps=state.steps if _is_same_plan(notice, state.sent_notice) else ()
         ), (Notify(notice),)
     if state.work is Work.RUNNING and (asked := _open_question(state)) is not None:
-        return replace(state, located_for=state.ledger.stacks_index, stacks=None), (asked,)
+        return replace(state, asked=asked.index, answer=None), (asked,)
     if state.work in (Work.NONE, Work.DONE) and (end := _find_exit(state)) is not None:
         return state, (end,)
     wanted, dropped = _wanted_round(state), not state.ledger.is_member(state.info.node_id)
@@ -319,12 +321,20 @@ def _wanted_notice(state: NodeState) -> Notice | None:
     return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline, step, leaving)
 
 
-def _open_question(state: NodeState) -> Locate | None:
-    """Return the effect of a STACKS that asks where the ranks of the round here are; None without a new one."""
-    ledger, asked = state.ledger, state.ledger.stacks
-    if asked is None or asked.answers or asked.round != state.round or ledger.stacks_index == state.located_for:
+def _open_question(state: NodeState) -> node_events.FindAnswer | None:
+    """Return the effect of a QUESTION about the round here; None without a new one."""
+    index, found = state.ledger.question_index, state.ledger.question
+    if found is None or found.round != state.round or index == state.asked:
         return None
-    return Locate(ledger.stacks_index, asked.full, asked.window > 0)
+    return node_events.FindAnswer(index, found.name, found.value)
+
+
+def _ask(state: NodeState, name: str, value: str | None) -> NodeState:
+    """Return the state after a monitor asks all nodes something, or does no longer."""
+    others = tuple(ask for ask in state.asks if ask.name != name)
+    if value is None or len(others) >= MAX_ASKS:
+        return replace(state, asks=others)
+    return replace(state, asks=(*others, Ask(name, value, state.ledger.answered_at(name))))
 
 
 def _is_same_plan(one: Notice | None, other: Notice | None) -> bool:

@@ -10,7 +10,7 @@ from elastic_core.exit_codes import signalled
 from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Entry, Offer, Round
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.roster import LocalStacks
+from elastic_core.protocol.roster import Answer
 
 
 class Work(enum.Enum):
@@ -128,25 +128,26 @@ class Answered(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Hung(NodeEvent):
-    """Ranks of the round have made no progress for ``seconds`` (rule L14); 0 if all make progress again."""
+class Asked(NodeEvent):
+    """A monitor asks all nodes of the round something (rule L14); or it does no longer, if the value is None."""
 
     round: int
-    seconds: float
+    name: str
+    value: str | None  # JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Located(NodeEvent):
-    """The answer to a STACKS was collected."""
+class AnswerFound(NodeEvent):
+    """A monitor has answered."""
 
-    stacks: LocalStacks
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRead(NodeEvent):
-    """The answer to a STACKS has stood in the row for long enough."""
+    """The answer to a QUESTION has stood in the row for long enough."""
 
-    answers: int
+    to: int  # the index of the QUESTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ class Stop:
 
     grace: Grace
     why: str
-    halt: int = 0  # the index of a HALT whose failure follows from the loss of a peer: find out first where it may be
+    halt: int = 0  # the index of a HALT whose failure follows from the loss of a peer: ask the monitors first
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +224,12 @@ class Notify:
 
 
 @dataclass(frozen=True, slots=True)
-class Locate:
-    """Find out where the workers are, without stopping them, as a STACKS asks, or before they are stopped."""
+class FindAnswer:
+    """Have a monitor answer a QUESTION."""
 
-    index: int  # of that STACKS, or of the HALT
-    full: bool  # whether the whole stacks are wanted
-    judge: bool  # whether to find out if anything moves, since a hang is suspected
-    brief: bool = False  # whether the workers are about to be stopped, so that little time is left
+    index: int  # of the QUESTION
+    name: str
+    value: str  # JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,4 +246,4 @@ class Exit:
     rejoin: bool = False  # whether to start again as a new node
 
 
-Effect: TypeAlias = "Start | Stop | Notify | Locate | MakeOffer | Exit"
+Effect: TypeAlias = "Start | Stop | Notify | FindAnswer | MakeOffer | Exit"

@@ -71,18 +71,21 @@ class LastCheckpoint:
     """Whether one of this round is newer than all of earlier rounds that the node has noticed (rule L10)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalStacks:
-    """Where the ranks of one node are: its answer to a STACKS (rule L14)."""
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question that a node, or a command, wants all members of the round to be asked (rule L14)."""
 
-    answers: int  # the index of that STACKS
-    places: Mapping[str, tuple[int, ...]]  # the ranks at each place, at most MAX_PLACES
-    moved: bool = False  # whether a stack changed within a second, or lately a rank came to a new step, or one printed
-    busy: bool = False  # whether a rank that waits for no other may have worked since its silence began
-    step: int | None = None  # the newest step that a rank here is known to have reached
-    behind: Mapping[str, int] = field(default_factory=dict, metadata=SKIPPABLE)
-    """The last step of each rank that has shown nothing for a window and waits for no other rank, by rank."""
-    texts: Mapping[str, str] = field(default_factory=dict)  # the whole stacks by rank, if they are wanted
+    name: str
+    value: str  # JSON
+    known: int  # the index of the newest ANSWERS of that name that the node had read; a newer one serves it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of a node's monitors."""
+
+    to: int  # the index of the QUESTION; or of the HALT, before the workers are stopped after it
+    text: str  # JSON; after a HALT a text for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +163,15 @@ class NodeRow:
     slots: Slots | None = None
     """Its newest look at its host's slots when it wrote this row; None if there was none since the first."""
 
-    hung: float = field(default=0.0, metadata=SKIPPABLE)
-    """Seconds for which a rank of round k has made no progress, when that was noticed; 0 while all make progress."""
-    stacks: LocalStacks | None = field(default=None, metadata=SKIPPABLE)
+    asks: tuple[Ask, ...] = field(default=(), metadata=SKIPPABLE)
+    """The questions that its monitors ask in round k. Such a row of no node is a request of a command."""
+    answer: Answer | None = field(default=None, metadata=SKIPPABLE)
     workers: LocalWorkers | None = field(default=None, metadata=SKIPPABLE)
-    wants_stacks: str = field(default="", metadata=SKIPPABLE)
-    """``brief`` or ``full``: such a row is a request of ``elastic stacks``."""
 
     @property
     def is_request(self) -> bool:
         """Whether this is the row of a request of a person, and no node's."""
-        return bool(self.drain or self.release or self.wants_stacks)
+        return bool(self.drain or self.release or (self.asks and not self.run))
 
     @property
     def is_departing(self) -> bool:

@@ -2,6 +2,7 @@
 
 * ``backend`` is the interface of a store, ``options`` is what a backend declares that it takes. ``handler`` has the
   interface of a whole rendezvous in torch's form, and the parameters from which both are made.
+* ``endpoint`` reads ``HOST[:PORT]``, and ``records`` packs entries and rows for a store of keys and values.
 * ``guard`` wraps a backend's connection so that an error of the backend names it. ``seal`` signs what is written with
   the job's token, which ``job_token`` reads.
 

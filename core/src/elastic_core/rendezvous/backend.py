@@ -6,6 +6,9 @@ A store holds two things under one prefix per job id (``docs/internals/protocol.
   arrival, and a heartbeat counter;
 * the **ledger**, numbered entries from 1 on, each written once; old ones shrink to tombstones and never vanish.
 
+:class:`RendezvousBackend` is that class. What few stores have is a mixin of its own: :class:`WorkersStore`,
+:class:`ReplaceableServer` and :class:`HandlerStore`.
+
 All decisions (which node leads, what an entry means, when a node is lost) are made above this interface, the same for
 every backend. A backend judges no liveness, reads no clock and parses no value. One object is one connection and is
 used by one thread at a time; :meth:`RendezvousBackend.connect` makes another one for another thread.
@@ -18,6 +21,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from elastic_core.errors import RendezvousStateError
 
 MAX_VALUE_BYTES = 256 * 1024
 """Most bytes of a roster value or a ledger entry. Readers refuse larger ones before they parse them."""
@@ -105,7 +110,7 @@ class RendezvousBackend(ABC):
     * A :meth:`wait` that returns news may return less than there is by then, but nothing that is not there. If it
       returns the cursor that it was given, there was nothing newer at some instant of the call.
     * A call that raises RendezvousConnectionError takes effect once, at any time after it began, or never.
-    * A store that overrides :meth:`confirmed_at` promises this only as long as no server is replaced by another one.
+    * A :class:`ReplaceableServer` promises this only as long as no server is replaced by another one.
 
     Attributes:
         embedded: Whether the store lives inside one of the job's agents (c10d). Its loss is then final, and agents do
@@ -115,9 +120,6 @@ class RendezvousBackend(ABC):
         may_forget: Whether the store can come back empty or without its last entries (a server without durable storage,
             or one restored from a backup). A new job then waits 4 s before its first round, in case another run is
             live.
-        workers_store: Host and port at which workers reach this store as a torch TCPStore, if they are to use it
-            (``static``); the backend then implements :meth:`forget_workers`.
-        job_id: The job's id, if the store itself names it; '' for ``--rdzv_id``.
         warnings: Problems of the store for an operator to fix, found while the hook made the first connection. The
             agent prints each once; ``elastic doctor`` lists them.
     """
@@ -125,8 +127,6 @@ class RendezvousBackend(ABC):
     embedded: bool = False
     hosting: bool = True
     may_forget: bool = False
-    workers_store: tuple[str, int] | None = None
-    job_id: str = ""
     warnings: tuple[StoreWarning, ...] = ()
 
     @abstractmethod
@@ -144,11 +144,6 @@ class RendezvousBackend(ABC):
         On the object that the hook made (not on its :meth:`connect` children), also end what the backend started, such
         as the process of an embedded store. A second call does nothing.
         """
-
-    @property
-    def waiting(self) -> str:
-        """The reason why an :meth:`append` that returned False waits, as a text for users; '' without one."""
-        return ""
 
     # The roster ------------------------------------------------------------------------------------------------------
 
@@ -201,12 +196,6 @@ class RendezvousBackend(ABC):
         nothing: a store that keeps the data is correct, only larger.
         """
 
-    def forget_workers(self) -> None:  # noqa: B027  (without workers_store there is nothing to do)
-        """Delete the keys that the workers of earlier rounds have written. None of these workers lives any more.
-
-        Called only if :attr:`workers_store` is set, by the leader, before it appends the entry that begins a round.
-        """
-
     def erase(self) -> bool:
         """Delete all that the job has in the store, and its name; return whether this store can do that.
 
@@ -231,17 +220,65 @@ class RendezvousBackend(ABC):
         on it fails, and a wait from there goes on.
         """
 
+
+class WorkersStore(ABC):
+    """Mixin of a backend whose store the job's workers may use as theirs, a torch TCPStore.
+
+    Attributes:
+        workers_store: Host and port at which they reach it, if they are to use it (``static``).
+    """
+
+    workers_store: tuple[str, int] | None = None
+
+    @abstractmethod
+    def forget_workers(self) -> None:
+        """Delete the keys that the workers of earlier rounds have written. None of these workers lives any more.
+
+        Called only if :attr:`workers_store` is set, by the leader, before it appends the entry that begins a round.
+        """
+
+
+class ReplaceableServer(ABC):
+    """Mixin of a backend whose server may go on answering after another one has replaced it.
+
+    So does a server with asynchronous replication and failover. :meth:`RendezvousBackend.enter` raises
+    RendezvousConnectionError unless the server is confirmed right then.
+    """
+
+    @abstractmethod
     def confirmed_at(self, max_age: float | None = None) -> float:
         """Return up to when, by the monotonic clock, this connection's server is known not to have been replaced.
 
-        Its answers count as contact up to that time at most (rule S4); the default is infinite. A server may go on
-        answering after another one has replaced it (asynchronous replication with failover). A backend of such a store
-        returns when it last began to ask the monitors of the server, about this connection and with success;
-        ``-math.inf`` if it never has. Elastic passes ``max_age`` after each heartbeat: if the last success is older,
-        the backend asks again, on a thread of its own. This method returns at once. :meth:`enter` raises
-        RendezvousConnectionError unless the server is confirmed right then.
+        Its answers count as contact up to that time at most (rule S4). That is when the backend last began to ask the
+        monitors of the server, about this connection and with success: ``-math.inf`` if it never has, infinite if the
+        server cannot be replaced. Elastic passes ``max_age`` after each heartbeat: if the last success is older, the
+        backend asks again, on a thread of its own. This method returns at once.
         """
-        return math.inf
+
+
+class HandlerStore(ABC):
+    """Mixin of a backend whose store is private to this node, over a ``RendezvousHandler``.
+
+    Attributes:
+        job_id: The job's id, if the handler names it; '' for ``--rdzv_id``.
+    """
+
+    job_id: str = ""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> str:
+        """The reason why an append that returned False waits, as a text for users; '' without one."""
+
+
+def workers_store(store: RendezvousBackend) -> tuple[str, int] | None:
+    """Return the address at which workers are to use this store as theirs; None if they have another one."""
+    return store.workers_store if isinstance(store, WorkersStore) else None
+
+
+def confirmed_at(store: RendezvousBackend, max_age: float | None = None) -> float:
+    """Return :meth:`ReplaceableServer.confirmed_at`; infinite for any other store."""
+    return store.confirmed_at(max_age) if isinstance(store, ReplaceableServer) else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +292,13 @@ class FoundJob:
     """A connection to the store; None to make one with ``backend`` and ``endpoint``."""
 
 
-TRAITS = ("embedded", "hosting", "may_forget", "workers_store", "job_id", "warnings")
-"""The attributes by which a backend describes its store."""
+def check_size(what: str, value: bytes) -> None:
+    """Refuse a value of more than MAX_VALUE_BYTES, with a RendezvousStateError that names it as ``what``."""
+    if len(value) > MAX_VALUE_BYTES:
+        raise RendezvousStateError(f"{what} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
 
 
 def copy_traits(wrapper: RendezvousBackend, inner: RendezvousBackend) -> None:
-    """Copy these attributes to a backend that wraps another one."""
-    for name in TRAITS:
-        setattr(wrapper, name, getattr(inner, name))
+    """Copy the attributes by which a backend describes its store to a backend that wraps it."""
+    wrapper.embedded, wrapper.hosting, wrapper.may_forget = inner.embedded, inner.hosting, inner.may_forget
+    wrapper.warnings = inner.warnings

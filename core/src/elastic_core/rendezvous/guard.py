@@ -15,7 +15,18 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, copy_traits
+from elastic_core.rendezvous.backend import (
+    Cursor,
+    HeartbeatReply,
+    Link,
+    RendezvousBackend,
+    ReplaceableServer,
+    RosterRow,
+    WorkersStore,
+    confirmed_at,
+    copy_traits,
+    workers_store,
+)
 
 
 class PendingCall(NamedTuple):
@@ -25,7 +36,7 @@ class PendingCall(NamedTuple):
     may_take: float  # seconds for which a :meth:`RendezvousBackend.wait` may block; 0 for any other call
 
 
-class GuardedBackend(RendezvousBackend):
+class GuardedBackend(RendezvousBackend, WorkersStore, ReplaceableServer):
     """A backend's connection; ``connect`` makes further guarded ones. Each method may raise RendezvousError, too.
 
     Args:
@@ -39,6 +50,7 @@ class GuardedBackend(RendezvousBackend):
         self.asked: PendingCall | None = None
         """The call of this connection's thread that is under way; not those that other threads may make meanwhile."""
         copy_traits(self, inner)
+        self.workers_store = workers_store(inner)
 
     @contextmanager
     def _asking(self, method: str, may_take: float = 0.0) -> Iterator[None]:
@@ -63,10 +75,6 @@ class GuardedBackend(RendezvousBackend):
                 hint=f"Raised at {raised.filename}:{raised.lineno}. "
                 "A backend may raise only RendezvousConnectionError and RendezvousStateError.",
             ) from exc
-
-    @property
-    def waiting(self) -> str:
-        return self.inner.waiting
 
     def connect(self) -> GuardedBackend:
         with self._calling("connect"):
@@ -112,8 +120,9 @@ class GuardedBackend(RendezvousBackend):
             self.inner.shrink(index)
 
     def forget_workers(self) -> None:
-        with self._asking("forget_workers"):
-            self.inner.forget_workers()
+        if isinstance(self.inner, WorkersStore):
+            with self._asking("forget_workers"):
+                self.inner.forget_workers()
 
     def erase(self) -> bool:
         with self._asking("erase"):
@@ -127,7 +136,7 @@ class GuardedBackend(RendezvousBackend):
 
     def confirmed_at(self, max_age: float | None = None) -> float:
         with self._calling("confirmed_at"):
-            return self.inner.confirmed_at(max_age)
+            return confirmed_at(self.inner, max_age)
 
 
 def _check_count(what: str, count: int) -> None:

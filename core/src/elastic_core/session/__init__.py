@@ -6,14 +6,15 @@ General layout, from what a node does first to what it does last:
 * ``join`` finds or opens the run and enters the roster; ``arrival`` says which run a node belongs to, and
   ``ledger_watch`` follows that run while the starter imports. ``liveness`` finds out which nodes of a run are
   alive.
-* ``session`` makes the threads of a node that takes part, over ``state``, which they share: ``reader`` waits for the
-  ledger to grow and posts what is new, and while this node leads, waits for the roster too and takes the turns of
-  ``leader_driver``; ``row_writer`` keeps the roster row up to date, and does rare jobs; ``heartbeat`` says that the
-  node is alive.
-* ``connections`` makes their connections, ``store_calls`` finds calls without an answer, ``contact`` says since when
-  there has been none, and how long to wait before the next attempt.
+* ``session`` makes the threads of a node that takes part. They do not know each other, and meet in ``state``:
+  ``reader`` waits for the ledger to grow and posts what is new, and while this node leads, waits for the roster too
+  and takes the turns of ``leader_driver``; ``row_writer`` keeps the roster row up to date, and does rare jobs;
+  ``heartbeat`` says that the node is alive.
+* ``connections`` makes their connections and finds calls without an answer, ``contact`` says since when there has been
+  none, and how long to wait before the next attempt.
 * ``ledger_reader`` reads entries and rows, ``repair`` puts back entries that a store has lost, ``row_check`` finds out
   whether the leader can read the node's row.
 * ``leave`` gives the leadership away and takes the row out. ``verdict_event`` is the event of a verdict on a failure.
+  ``summary`` has plugins sum up the answers to a question.
 * From outside of the job, ``drain_request`` asks for a drain, and ``job_view`` reads what its store says of it.
 """

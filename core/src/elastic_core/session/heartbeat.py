@@ -8,19 +8,17 @@ agent takes no part in the job. Replies bring the leader's counter, and so this 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.protocol.failure_detector import CONTACT_GAP_MAX_SECONDS, DeposedLeader, contact_gap
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.row_delay import spread_fraction
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
-from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend
+from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend, confirmed_at
 from elastic_core.session.connections import SessionConnections
 from elastic_core.session.contact import CONFIRMED_SHARE
+from elastic_core.session.leave import append_leader
 from elastic_core.session.row_check import RowCheck
-from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.state import SessionState
 
 LOOKS_APART_PLACES = 0.02
@@ -30,27 +28,11 @@ TAKEOVER_RETRY_SECONDS = 0.1
 
 
 class Heartbeat:
-    """The heartbeat's thread.
+    """The heartbeat's thread."""
 
-    Args:
-        writer: Told the revision of the row that the store holds (rule S7), and given the look at the leader's row.
-        compare: Called when the store has fewer entries than this node has read, or has lost its row (rule S3).
-        take_leader: Called when the leader is gone and this node is the next: the ledger that this was judged by, what
-            was last heard, why.
-    """
-
-    def __init__(
-        self,
-        state: SessionState,
-        connections: SessionConnections,
-        writer: RowWriter,
-        *,
-        compare: Callable[[], None],
-        take_leader: Callable[[Ledger, DeposedLeader, str], None],
-    ) -> None:
-        self._state, self._connections, self._writer = state, connections, writer
-        self._compare, self._take_leader = compare, take_leader
-        self._node_id, self._ledger, runtime = state.node_id, state.ledger, state.runtime
+    def __init__(self, state: SessionState, connections: SessionConnections) -> None:
+        self._state, self._connections = state, connections
+        self._node_id, runtime = state.node_id, state.runtime
         self._row_check = RowCheck(state.node_id, state.calls.publish, runtime.codec)
         with contextlib.suppress(RendezvousConnectionError):  # the thread makes one later
             connections.made["heartbeat"] = state.store.connect()
@@ -61,50 +43,23 @@ class Heartbeat:
         """How many seconds the store took to answer the newest heartbeat."""
         self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
         self._leader_heartbeat: int | None = None
-        self._watched = self._ledger.leader
-        self._reported_at: float | None = None
+        self._watched = state.ledger.leader
         self._cut_off = False  # whether the connection has broken since the last heartbeat
-        self.gap_at = -math.inf
-        """When this node had the store back after it had last been cut off; -inf if it never was."""
         self._place = 0.0
         """How many nodes succeed the leader before this one; a node without a rank finds that out when it matters."""
         self._guessed = False
-        self._stopped = False
-        self._changed = runtime.condition()
-        self.follow(state.ledger)
-
-    def stop(self) -> None:
-        """Send no further heartbeat; returns at once."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-
-    def hang_up(self) -> None:
-        """Stop, and close the connection that the thread waits for."""
-        with self._changed:
-            self._stopped, store = True, self._connections.made["heartbeat"]
-            self._changed.notify()
-        if store is not None:
-            store.close()
+        self._follow(state.ledger)
 
     def tick(self) -> None:
         """Record that the agent's loop is alive."""
         self._ticked_at = self._now()
 
-    def follow(self, ledger: Ledger) -> None:
-        """Go on from a ledger that has grown, which answers every report made before."""
-        with self._changed:
-            self._ledger, self._reported_at = ledger, None
-            self._place, self._guessed = 0.0, False
-            if ledger.is_member(self._node_id):
-                self._place = succession_place(ledger, (), self._node_id)
-            self._changed.notify()
-
-    def reported(self) -> None:
-        """Record that this node has reported an incident, and that the leader owes an entry (rule L2)."""
-        with self._changed:
-            self._reported_at = self._now()
-            self._changed.notify()
+    def _follow(self, ledger: Ledger) -> None:
+        """Go on from a ledger that has grown, in which this node has another place in the succession."""
+        self._ledger = ledger
+        self._place, self._guessed = 0.0, False
+        if ledger.is_member(self._node_id):
+            self._place = succession_place(ledger, (), self._node_id)
 
     def run(self) -> None:
         """Heartbeat until the session is over; the thread's body."""
@@ -112,10 +67,10 @@ class Heartbeat:
             self._mend_later()
         heartbeat_at = self._now() + spread_fraction(self._node_id) * self._ledger.settings.timing.beat_interval
         while True:
-            with self._changed:
-                while not self._stopped and (wait := self._pause(heartbeat_at)) > 0:
-                    self._changed.wait(wait)
-                if self._stopped:
+            with self._state.pulse:
+                while not self._state.over and (wait := self._pause(heartbeat_at)) > 0:
+                    self._state.pulse.wait(wait)
+                if self._state.over:
                     return
                 store, ledger = self._connections.made["heartbeat"], self._ledger
             interval, self._tried_at = ledger.settings.timing.beat_interval, self._now()
@@ -125,7 +80,9 @@ class Heartbeat:
                 heartbeat_at = self._now() + interval
 
     def _pause(self, heartbeat_at: float) -> float:
-        """Return the seconds until there is something to do."""
+        """Return the seconds until there is something to do, by the newest ledger."""
+        if self._ledger is not self._state.ledger:
+            self._follow(self._state.ledger)
         due = heartbeat_at
         if self._connections.made["heartbeat"] is not None and self._heir(self._ledger):
             takeover = takeover_at(self._ledger, self._signs(), self._place)
@@ -135,10 +92,10 @@ class Heartbeat:
     def _heartbeat(self, store: RendezvousBackend, ledger: Ledger) -> None:
         try:
             reply = store.heartbeat(self._node_id, self.count, ledger.leader)
-            row_lost = reply.revision is None and self._writer.is_listed
+            row_lost = reply.revision is None and self._state.outbox.is_listed
             self._absorb(store, reply, ledger)
             if (row_lost or reply.head < ledger.head.index) and ledger.closed is None:
-                self._compare()
+                self._connections.compare()
                 return
             signs = self._signs()
             if self._heir(ledger) and self._now() >= takeover_at(ledger, signs, self._place):
@@ -147,7 +104,7 @@ class Heartbeat:
                 if self._now() >= takeover_at(ledger, signs, self._place):
                     self._succeed(ledger)
         except RendezvousConnectionError as exc:
-            with self._changed:
+            with self._state.pulse:
                 self._connections.made["heartbeat"] = None
             store.close()
             self._connections.failed("heartbeat", exc)
@@ -172,12 +129,12 @@ class Heartbeat:
         self.count, self.answered_in = self.count + 1, now - self._tried_at
         gap = self._cut_off or now - self._contact_at > contact_gap(ledger.settings.timing)
         if gap:
-            self.gap_at, self._cut_off = now, False
+            self._state.gap_at, self._cut_off = now, False
         if gap or self._watched != ledger.leader or reply.watched != self._leader_heartbeat:
             self._watched, self._leader_heartbeat, self._leader_changed_at = ledger.leader, reply.watched, now
         self._contact_at = now
-        self._count_as_contact(store, current=ledger.head.index <= reply.head <= self._ledger.head.index)
-        self._writer.row_seen(reply.revision)
+        self._count_as_contact(store, current=ledger.head.index <= reply.head <= self._state.ledger.head.index)
+        self._state.outbox.row_seen(reply.revision)
 
     def _count_as_contact(self, store: RendezvousBackend, *, current: bool) -> None:
         """Record an answer; ``current`` says whether this node had read all that the store held."""
@@ -186,12 +143,12 @@ class Heartbeat:
         self._connections.heartbeat_at = began
         if current:
             state.unread_since = None
-            confirmed_at = store.confirmed_at(CONFIRMED_SHARE * state.ledger.settings.timing.fence_after)
-            state.contact.current(min(began, confirmed_at))
+            max_age = CONFIRMED_SHARE * state.ledger.settings.timing.fence_after
+            state.contact.current(min(began, confirmed_at(store, max_age)))
         elif state.unread_since is None:
             state.unread_since = began
         if self._row_check.is_due(ledger := state.ledger, self._now()):
-            self._writer.later(lambda store: self._row_check.look(store, ledger))
+            state.outbox.later(lambda store: self._row_check.look(store, ledger))
 
     def _mend_later(self) -> None:
         state = self._state
@@ -201,10 +158,10 @@ class Heartbeat:
         """Make a new connection, and heartbeat over it from then on."""
         if (store := self._connections.connect("heartbeat")) is None:
             return
-        with self._changed:
-            if goes_on := not self._stopped:
+        with self._state.pulse:
+            if goes_on := not self._state.over:
                 self._connections.made["heartbeat"], self._cut_off = store, True
-                self._changed.notify()
+                self._state.pulse.notify()
         if not goes_on:
             store.close()
 
@@ -213,7 +170,9 @@ class Heartbeat:
 
     def _signs(self) -> LeaderSigns:
         return LeaderSigns(
-            heartbeat_changed_at=self._leader_changed_at, reported_at=self._reported_at, gap_at=self.gap_at
+            heartbeat_changed_at=self._leader_changed_at,
+            reported_at=self._state.reported_at,
+            gap_at=self._state.gap_at,
         )
 
     def _succeed(self, ledger: Ledger) -> None:
@@ -222,5 +181,7 @@ class Heartbeat:
         why = f"no heartbeat from the leader, {ledger.leader}, for {silence:.1f} s"
         if unanswered := silence < ledger.settings.timing.lost_after:
             why = f"the leader, {ledger.leader}, did not answer an incident"
-        heard = DeposedLeader(ledger.leader, self._leader_heartbeat or 0, self._leader_changed_at, unanswered)
-        self._take_leader(ledger, heard, why)
+        state, heartbeat = self._state, self._leader_heartbeat or 0
+        with state.wake:
+            state.heard = DeposedLeader(ledger.leader, heartbeat, self._leader_changed_at, unanswered)
+            state.outbox.later(lambda store: append_leader(state, store, ledger, state.node_id, why))

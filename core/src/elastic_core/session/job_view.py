@@ -58,7 +58,6 @@ class NodeStatus:
         phase: ``running``, ``waiting``, ``stopped`` or ``finished``; ``silent`` for a member without a row.
         leads: Whether it decides for the job.
         leaving: Whether it has said that it leaves.
-        hung_s: Seconds for which one of its ranks has made no progress, when that was noticed; 0 while all do.
         workers: Its ranks in that round while they run, as it last told of them: every 5 s, or 0.03 s for each
             node if that is more. Ages count on by its heartbeats.
         snapshot: The newest snapshot in its memory; None if there is none.
@@ -73,7 +72,6 @@ class NodeStatus:
     phase: str
     leads: bool
     leaving: bool
-    hung_s: float = 0.0
     workers: tuple[WorkerStatus, ...] = ()
     snapshot: SavedStatus | None = None
     checkpoint: SavedStatus | None = None
@@ -193,7 +191,6 @@ def _member(ledger: Ledger, current: Round, node_id: str, nodes: dict[str, Obser
         phase="silent" if row is None else _phase(row, current),
         leads=ledger.leader == node_id,
         leaving=row is not None and row.leaving,
-        hung_s=row.hung if row is not None and row.round == current.number else 0.0,
     )
     if seen is None or seen.row.workers is None or seen.row.round != current.number:
         return node

@@ -20,15 +20,16 @@ from elastic_core.protocol.counters import judged_progress, past_failures
 from elastic_core.protocol.entries import Closed, Counters, Entry, Round
 from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
-from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
+from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain, SumUp
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, apply, compose
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH, list_names
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Reached
-from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.backend import HandlerStore, RendezvousBackend, WorkersStore
 from elastic_core.session.contact import Backoff
 from elastic_core.session.ledger_reader import check_head, said_by
 from elastic_core.session.runtime import Runtime
+from elastic_core.session.summary import Summaries
 from elastic_core.session.verdict_event import verdict_event
 
 Judge = Callable[[Incident, History], Verdict]  # asks the failure policies; returns within its own time limit
@@ -52,6 +53,7 @@ class LeaderDriver:
     publish: Callable[[Event], None]
     node_gone: NodeGone | None = None  # none where no plugin would be asked
     reached: Callable[[], Reached | None] = lambda: None  # how far this node's own workers have come
+    summaries: Summaries = field(default_factory=Summaries)
     watch: Watch = field(default_factory=Watch)
     slept: float = 0.0
     """Seconds that the caller has waited since the last turn by choice: they are no gap in its contact."""
@@ -110,6 +112,9 @@ class LeaderDriver:
         if isinstance(decision, AskPolicies):
             self._ask(decision.incident, ledger)
             decision = decide(self._view(store, ledger))
+        if isinstance(decision, SumUp):
+            self.summaries.ask(decision, ledger)
+            decision = decide(self._view(store, ledger))
         match decision:
             case Append(body, counters):
                 now, new_id, kept = self.runtime.now(), self.runtime.new_id(), self._kept
@@ -143,13 +148,13 @@ class LeaderDriver:
         except OversizedError as exc:
             entry = _closed_for(ledger, entry, exc)
             data = self.runtime.codec.encode_entry(entry)
-        if store.workers_store is not None and isinstance(entry.body, Round):
+        if isinstance(store, WorkersStore) and store.workers_store and isinstance(entry.body, Round):
             store.forget_workers()  # an embedded store has one leader, so no other one has begun this round meanwhile
         if store.append(ledger.head.link, entry.link, data):
             self._taken = entry
         else:
             check_head(store, ledger, self.runtime.codec)  # another node was faster, and the reader finds its entry
-            self._tell(store.waiting or self.waiting_for)
+            self._tell((store.waiting if isinstance(store, HandlerStore) else "") or self.waiting_for)
         if ledger.head.id != self._built_on:
             self._built_on, self._append_at = ledger.head.id, -math.inf
             self._backoff.worked()
@@ -184,7 +189,14 @@ class LeaderDriver:
                 enough = ledger.settings.agreement.min_nodes
                 self.publish(verdict_event(*self._judged, verdict, others, enough))
         now, may_forget = self._looked_at, store.may_forget
-        return LeaderView(ledger=ledger, watch=self.watch, now=now, judgement=self._judgement, may_forget=may_forget)
+        return LeaderView(
+            ledger=ledger,
+            watch=self.watch,
+            now=now,
+            judgement=self._judgement,
+            summary=self.summaries.newest,
+            may_forget=may_forget,
+        )
 
     def _nodes_beside(self, node_id: str, ledger: Ledger) -> int:
         """Return how many nodes the job could go on with without this one."""

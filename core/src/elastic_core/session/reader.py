@@ -10,18 +10,16 @@ import math
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.protocol.codec import OversizedError
-from elastic_core.protocol.failure_detector import DeposedLeader, Watch, mark_interrupted, roster_read_interval
+from elastic_core.protocol.failure_detector import Watch, mark_interrupted, roster_read_interval
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.node_events import EntriesRead, HistoryReplaced, RunReplaced
 from elastic_core.protocol.repair import Memory, Rejoin
-from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, confirmed_at
 from elastic_core.session.connections import SessionConnections
 from elastic_core.session.contact import Backoff
-from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.leader_driver import LeaderDriver
 from elastic_core.session.ledger_reader import MissingHeadError, missing_entry, news
 from elastic_core.session.repair import restore
-from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.state import SessionState
 
 ASKED_SHARE = 0.5
@@ -40,31 +38,13 @@ reading all of them for each change would keep the store from taking the changes
 class StoreReader:
     """The reader's thread."""
 
-    def __init__(
-        self,
-        state: SessionState,
-        connections: SessionConnections,
-        leader: LeaderDriver,
-        writer: RowWriter,
-        heartbeat: Heartbeat,
-    ) -> None:
+    def __init__(self, state: SessionState, connections: SessionConnections, leader: LeaderDriver) -> None:
         self._state, self._connections, self._leader = state, connections, leader
-        self._writer, self._heartbeat = writer, heartbeat
-        self.heard: DeposedLeader | None = None  # what the last leader's heartbeats were when this node took its place
         self._memory = Memory((state.ledger.head,))
-        self._doubt = False
-        """Whether the store may have lost entries: the reader compares on its next connection, or does so now (S3)."""
         self._unread: HistoryChangedError | None = None  # why the reader could not read on from where it is
         self._missing_since: tuple[bool, float] | None = None
         """Whether the store's newest entry is missing, or one that it stands on, and since when no entry was read."""
         self._back_at = -math.inf  # when the reader last had a connection again after it had lost one
-
-    def compare(self) -> None:
-        """Compare the store's history with this node's, on a new connection: the thread may be asleep on this one."""
-        with self._state.wake:
-            connection, self._doubt = (None if self._doubt else self._connections.made["reader"]), True
-        if connection is not None:
-            connection.close()
 
     def run(self) -> None:
         """Read, lead and wait until the session is over; the thread's body."""
@@ -79,7 +59,7 @@ class StoreReader:
             connected_before = True
             self._leader.watch = mark_interrupted(self._leader.watch)
             try:
-                if self._doubt or self._unread is not None or not store.embedded:
+                if self._connections.doubt or self._unread is not None or not store.embedded:
                     self._restore(store)
                 seen: Cursor | None = Cursor(state.ledger.head.index)
                 while not state.over:
@@ -100,7 +80,7 @@ class StoreReader:
                 state.stopping.wait(pause)
             except RendezvousConnectionError as exc:
                 self._missing_since = None
-                if not self._doubt:
+                if not self._connections.doubt:
                     self._connections.failed("reader", exc)
                     state.stopping.wait(backoff.failed())
             except (RendezvousStateError, OversizedError) as exc:  # OversizedError: its state fits into no entry (L8)
@@ -148,7 +128,7 @@ class StoreReader:
         if seen.head <= cursor.head:  # else there is more to be read
             state.contact.worked("reader")
         if seen.head == cursor.head:
-            state.contact.current(min(waits_at, store.confirmed_at()))
+            state.contact.current(min(waits_at, confirmed_at(store)))
         if seen.head < cursor.head:
             self._restore(store)
             return None
@@ -165,7 +145,7 @@ class StoreReader:
                     break
             self._have_contact(store, ledger)  # if that fails, the entries are read again
             self._memory = self._memory.and_then(entries)
-            self._follow(ledger)
+            state.follow(ledger)
             state.calls.post(EntriesRead(entries, now))
         elif seen is not None and seen.head > state.ledger.head.index:
             self._check_gap(store)
@@ -176,10 +156,10 @@ class StoreReader:
         if self._state.is_cut_off():
             return ledger.settings.timing.beat_interval, 0.0
         if self._leader.watch.read_at is None:
-            self._leader.watch = Watch(deposed=self.heard, gap_at=max(self._heartbeat.gap_at, self._back_at))
+            self._leader.watch = Watch(deposed=self._state.heard, gap_at=max(self._state.gap_at, self._back_at))
         looked_at = runtime.now()
         at = self._leader.turn(store, ledger)
-        self._writer.publish_unread(self._leader.unread)
+        self._state.outbox.publish_unread(self._leader.unread)
         now, wait, rest = runtime.now(), IDLE_WAIT_SECONDS, REST_SECONDS_PER_ROW * len(self._leader.watch.nodes)
         if not self._leader.alone(ledger):  # the other nodes' heartbeats, and their silence, wake no reader
             wait = max(rest, looked_at + roster_read_interval(ledger.settings.timing) - now)
@@ -190,7 +170,7 @@ class StoreReader:
         """Forget the roster, if this node was deposed: what it saw as leader must not be judged by later."""
         if self._leader.watch.nodes:
             self._leader.watch = Watch()
-            self._writer.publish_unread(())
+            self._state.outbox.publish_unread(())
         return IDLE_WAIT_SECONDS, 0.0
 
     def _have_contact(self, store: RendezvousBackend, ledger: Ledger) -> None:
@@ -203,7 +183,7 @@ class StoreReader:
             return
         asked, head = self._state.runtime.now(), ledger.head.index
         if store.wait(Cursor(head), roster=False, timeout=0.0).head == head:  # else there is more to be read first
-            self._state.contact.current(min(asked, store.confirmed_at()))
+            self._state.contact.current(min(asked, confirmed_at(store)))
 
     def _check_gap(self, store: RendezvousBackend) -> None:
         """Find out whether the next entry is missing: the store says that a newer one is there, which may be a hint.
@@ -215,18 +195,11 @@ class StoreReader:
         if store.wait(Cursor(), roster=False, timeout=0).head >= index and store.read(index) is None:
             raise missing_entry(index)
 
-    def _follow(self, ledger: Ledger) -> None:
-        state = self._state
-        with state.wake:  # together, since the writer may report meanwhile
-            state.ledger, state.unread_since = ledger, None
-            state.contact.live(ledger.is_live)
-            self._heartbeat.follow(ledger)
-
     def _restore(self, store: RendezvousBackend) -> None:
         """Compare the store's history with this node's, and make them one (rule S3)."""
         state = self._state
         unread, self._unread = self._unread, None
-        self._doubt = True  # a thread that has doubts meanwhile must let this comparison come to its end
+        self._connections.doubt = True  # a thread that has doubts meanwhile must let this comparison come to its end
         try:
             found = restore(store, state.ledger, self._memory, state.info, state.runtime, unread=unread)
             if isinstance(found, tuple) and found[1] is not None:
@@ -235,19 +208,19 @@ class StoreReader:
             self._unread = unread
             raise
         finally:
-            self._doubt = False
+            self._connections.doubt = False
         if isinstance(found, Rejoin):
             state.end(
                 RunReplaced(found.why), Event("outrun", f"{found.why}: joining again as a new node", Level.WARNING)
             )
         elif found is not None:
             lost, ledger = found
-            self._writer.row_seen(None)  # what has lost entries has lost rows, too
+            state.outbox.row_seen(None)  # what has lost entries has lost rows, too
             what = "this node has put back what it had read" if ledger is None else "the run goes on"
             state.calls.publish(Event("history_restored", f"{lost}; {what}", Level.WARNING))
             if ledger is not None:
                 if ledger.head.epoch == state.ledger.head.epoch:  # what rows said was of another branch
-                    self._leader.watch, self.heard = Watch(), None
+                    self._leader.watch, state.heard = Watch(), None
                 self._memory = Memory((ledger.head,))
-                self._follow(ledger)
+                state.follow(ledger)
                 state.calls.post(HistoryReplaced(ledger))

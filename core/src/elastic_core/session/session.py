@@ -7,22 +7,22 @@ from contextlib import closing, suppress
 from functools import partial
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.protocol.failure_detector import DeposedLeader, Watch, is_lost
+from elastic_core.protocol.failure_detector import Watch, is_lost
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.row_delay import row_delay
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.connections import SessionConnections
+from elastic_core.session.connections import ANSWER_WITHIN_SECONDS, SessionConnections
 from elastic_core.session.contact import RETRY_FIRST, Contact
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Joined
 from elastic_core.session.leader_driver import LeaderDriver
-from elastic_core.session.leave import any_stays, append_leader, others_finished, part, readable
+from elastic_core.session.leave import any_stays, others_finished, part, readable
 from elastic_core.session.reader import StoreReader
 from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.state import SessionCalls, SessionState
-from elastic_core.session.store_calls import ANSWER_WITHIN_SECONDS
+from elastic_core.session.summary import Summaries
 from elastic_core.threads import bounded
 
 
@@ -30,28 +30,17 @@ class Session:
     """The threads between one node and its store, from joining to leaving; see the package's docstring."""
 
     def __init__(self, store: RendezvousBackend, joined: Joined, runtime: Runtime, calls: SessionCalls) -> None:
-        state = self._state = SessionState(store, joined, runtime, calls, self._stop_threads)
+        state = self._state = SessionState(store, joined, runtime, calls)
         self._connections = SessionConnections(state)
         self._known: dict[str, NodeInfo] = {}  # The nodes that were looked up last, by id. The writer's.
-        self._leader = LeaderDriver(state.node_id, calls.judge, runtime, calls.publish, calls.node_gone, calls.reached)
+        summaries = Summaries(calls.sum_up, runtime)
+        facts = calls.judge, runtime, calls.publish, calls.node_gone, calls.reached, summaries
+        self._leader = LeaderDriver(state.node_id, *facts)
         self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
         self._returns = False  # whether the agent enters again
-        self._writer = RowWriter(
-            state,
-            self._connections,
-            joined.row,
-            compare=lambda: self._reader.compare(),
-            reported=lambda: self._heartbeat.reported(),
-        )
-        self._heartbeat = Heartbeat(
-            state,
-            self._connections,
-            self._writer,
-            compare=lambda: self._reader.compare(),
-            take_leader=self._take_leader,
-        )
-        self._reader = StoreReader(state, self._connections, self._leader, self._writer, self._heartbeat)
-        bodies = {"heartbeat": self._heartbeat.run, "reader": self._reader.run, "writer": self._writer.run}
+        self._heartbeat = Heartbeat(state, self._connections)
+        reader, writer = StoreReader(state, self._connections, self._leader), RowWriter(state, self._connections)
+        bodies = {"heartbeat": self._heartbeat.run, "reader": reader.run, "writer": writer.run}
         self._threads = [
             runtime.thread(target=state.guard, args=(body,), name=f"elastic-{name}", daemon=True)
             for name, body in bodies.items()
@@ -128,12 +117,13 @@ class Session:
 
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this, at once or soon, as the news is; returns at once, and the newest row wins."""
-        self._writer.publish(row, row_delay(row, self.ledger))
+        self._state.outbox.publish(row, row_delay(row, self.ledger))
 
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""
         state, ledger = self._state, self.ledger
-        self._writer.later(lambda store: answer(others_finished(store, ledger, state.node_id, state.runtime.codec)))
+        node_id, codec = state.node_id, state.runtime.codec
+        state.outbox.later(lambda store: answer(others_finished(store, ledger, node_id, codec)))
 
     def look_up(self, node_ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
         """Find out what nodes say of themselves; ``answer`` is called on the writer's thread.
@@ -149,7 +139,7 @@ class Session:
             self._known = known
             answer(list(known.values()))
 
-        self._writer.later(look)
+        self._state.outbox.later(look)
 
     def close(self, timeout: float, *, returns: bool = False) -> None:
         """Hand over the leader, bring the row up to date or take it out, stop the threads: ``timeout`` s at most.
@@ -158,24 +148,18 @@ class Session:
         """
         state = self._state
         self._closing_watch, self._returns = self._leader.watch, returns
-        self._writer.later(lambda store: self._leave(store, timeout))
-        self._writer.done.wait(timeout)
+        state.outbox.later(lambda store: self._leave(store, timeout))
+        state.outbox.done.wait(timeout)
         state.stopping.set()
-        self._heartbeat.stop()
-        with state.wake:
+        with state.wake, state.pulse:
             state.wake.notify()
-            busy = [store for who in ("reader", "writer") if (store := self._connections.made[who]) is not None]
+            state.pulse.notify()
+            busy = [store for store in self._connections.made.values() if store is not None]
         for store in busy:  # which ends whatever they wait for
             store.close()
-        self._heartbeat.hang_up()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(1.0)
-
-    def _stop_threads(self) -> None:
-        """Have the threads find out that the session is over."""
-        self._heartbeat.stop()
-        self._writer.done.set()
 
     # The writer's jobs -----------------------------------------------------------------------------------------------
 
@@ -186,19 +170,13 @@ class Session:
         except RendezvousConnectionError:
             raise  # and tried again
         except HistoryChangedError:
-            self._writer.later(partial(self._leave_again, timeout=timeout))
+            self._state.outbox.later(partial(self._leave_again, timeout=timeout))
             raise  # which has the reader compare
         except RendezvousStateError:
-            self._writer.done.set()  # there is no store to leave
+            self._state.outbox.done.set()  # there is no store to leave
             raise
-        self._writer.done.set()
+        self._state.outbox.done.set()
 
     def _leave_again(self, store: RendezvousBackend, timeout: float) -> None:
         if not self._state.stopping.wait(RETRY_FIRST):
             self._leave(store, timeout)
-
-    def _take_leader(self, ledger: Ledger, heard: DeposedLeader, why: str) -> None:
-        state = self._state
-        with state.wake:
-            self._reader.heard = heard
-            self._writer.later(lambda store: append_leader(state, store, ledger, state.node_id, why))

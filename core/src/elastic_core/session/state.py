@@ -1,19 +1,31 @@
-"""What the threads of a session share, and the functions of the agent that they call."""
+"""What the threads of a session share, and the functions of the agent that they call.
+
+The threads do not know each other. They meet here: a thread changes the state and notifies ``wake``, for which the
+writer waits, or ``pulse``, for which the heartbeat waits. The reader waits for the store.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from elastic_core.errors import ElasticError
+from elastic_core.errors import ElasticError, RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.protocol.node_events import NodeEvent, StoreLost
-from elastic_core.protocol.roster import Reached
+from elastic_core.protocol.roster import NodeRow, Reached
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.contact import FENCE_SHARE, Contact
+from elastic_core.session.contact import FENCE_SHARE, RETRY_FIRST, Contact
 from elastic_core.session.join import Joined
 from elastic_core.session.leader_driver import Judge, NodeGone
 from elastic_core.session.runtime import Runtime
+from elastic_core.session.summary import SumUpAnswers, no_report
+
+if TYPE_CHECKING:
+    from elastic_core.incidents import Incident
+    from elastic_core.protocol.failure_detector import DeposedLeader
+    from elastic_core.protocol.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,48 +39,64 @@ class SessionCalls:
     node_gone: NodeGone | None = None
     """Asks the plugins whether a node is gone for good, on a separate thread; None where there is none to ask."""
     reached: Callable[[], Reached | None] = lambda: None  # how far this node's workers have come
+    sum_up: SumUpAnswers = no_report
 
 
 class SessionState:
-    """Which ledger was read last, whether there is contact, and whether the session goes on.
+    """Which ledger was read last, whether there is contact, what is to be written, and whether the session goes on.
 
     Args:
         store: What the node joined over; each thread makes its own connection.
-        stop_threads: Called when the node will read no further entry.
     """
 
-    def __init__(
-        self,
-        store: RendezvousBackend,
-        joined: Joined,
-        runtime: Runtime,
-        calls: SessionCalls,
-        stop_threads: Callable[[], None],
-    ) -> None:
+    def __init__(self, store: RendezvousBackend, joined: Joined, runtime: Runtime, calls: SessionCalls) -> None:
         self.store, self.runtime, self.calls = store, runtime, calls
-        self._stop_threads = stop_threads
         self.info = joined.row.info
-        self.node_id = self.info.node_id
         self.ledger = joined.ledger  # What the node has read. Only the reader changes it, with ``wake`` held.
         self.unread_since: float | None = None
         """Since when heartbeats bring that the store has other entries than this node has read."""
         self.contact = Contact(runtime.now(), calls.publish)
         self.wake = runtime.condition()  # wakes the writer, and guards what several threads change
+        self.pulse = runtime.condition()  # wakes the heartbeat, and guards its connection
+        self.reported_at: float | None = None
+        """When this node reported an incident that the leader has to answer (rule L2); None if it has answered."""
+        self.heard: DeposedLeader | None = None  # what the last leader's heartbeats were when this node took its place
+        self.gap_at = -math.inf
+        """When this node had the store back after it had last been cut off; -inf if it never was."""
         self.stopping = runtime.event()
         self.lost = False  # whether this node will read no further entry
+        self.outbox = Outbox(self, joined.row)
+
+    @property
+    def node_id(self) -> str:
+        """The node's id."""
+        return self.info.node_id
 
     @property
     def over(self) -> bool:
-        """Whether the threads are to end."""
+        """True if the threads are to end."""
         return self.stopping.is_set() or self.lost
 
     def is_cut_off(self, share: float = 1.0) -> bool:
-        """Whether this node has had no contact for as long as its fence takes, or for this share of that time.
+        """Return True if this node has had no contact for as long as its fence takes, or for this share of that time.
 
         Such a node decides nothing, and asks for no place in a round (rule S4).
         """
         fence_after = self.ledger.settings.timing.fence_after
         return self.runtime.now() - self.contact.known_at >= share * FENCE_SHARE * fence_after
+
+    def follow(self, ledger: Ledger) -> None:
+        """Go on from a ledger that has grown, which answers every report made before."""
+        with self.wake, self.pulse:  # together, since the writer may report and the heartbeat may judge meanwhile
+            self.ledger, self.unread_since, self.reported_at = ledger, None, None
+            self.contact.live(ledger.is_live)
+            self.pulse.notify()
+
+    def report_sent(self) -> None:
+        """Record that the store has this node's report of an incident, and that the leader owes an entry (rule L2)."""
+        with self.pulse:
+            self.reported_at = self.runtime.now()
+            self.pulse.notify()
 
     def give_up(self, exc: ElasticError) -> None:
         """End the session, since the store is lost: healthy workers may finish without it."""
@@ -84,7 +112,9 @@ class SessionState:
             first, self.lost = not self.over, True
             self.wake.notify()
         self.contact.end()
-        self._stop_threads()
+        with self.pulse:
+            self.pulse.notify()
+        self.outbox.done.set()
         if first and self.ledger.closed is None:
             self.calls.publish(told)
             self.calls.post(end)
@@ -95,3 +125,114 @@ class SessionState:
             body()
         except Exception as exc:
             self.calls.crashed(exc)
+
+
+Job = Callable[[RendezvousBackend], object]
+"""Is called with the writer's connection, and from the beginning with the next one if that connection breaks."""
+
+
+class Outbox:
+    """The rows and jobs that the session's writer is to write. Any thread adds to it.
+
+    Args:
+        state: The session's. Its ``wake`` guards what is here, and wakes the writer.
+        row: The row with which the node has entered, as revision 0.
+    """
+
+    def __init__(self, state: SessionState, row: NodeRow) -> None:
+        self._state = state
+        self.done = state.runtime.event()
+        """Set when nothing is left to be written: this node has left, or there is no store any more."""
+        self._row = row
+        self._unread: tuple[str, ...] = ()  # the nodes whose rows this one cannot read; part of every row
+        self._revision = 0
+        self._due = 0.0  # when the newest revision is to be sent
+        self._sent = 0  # the least that the store has; -1 once it is behind
+        self._unlisted = False  # whether the store has lost the row, which has to be entered anew
+        self._reported: Incident | None = None  # the incident in the last row that was written
+        self._jobs: list[Job] = []
+
+    def publish(self, row: NodeRow, within: float = 0.0) -> None:
+        """Make the roster say this ``within`` seconds; returns at once, and the newest row wins."""
+        with self._state.wake:
+            due = self._state.runtime.now() + within
+            self._due = min(self._due, due) if self._sent < self._revision else due
+            self._row, self._revision = row, self._revision + 1
+            self._state.wake.notify()
+
+    def publish_unread(self, node_ids: tuple[str, ...]) -> None:
+        """Have the row say that these nodes' rows cannot be read, where it does not say so yet."""
+        if node_ids != self._unread:
+            with self._state.wake:
+                self._unread, self._revision, self._due = node_ids, self._revision + 1, self._state.runtime.now()
+                self._state.wake.notify()
+
+    def later(self, *jobs: Job, first: bool = False) -> None:
+        """Have the writer do these jobs, after the others or before them."""
+        with self._state.wake:
+            self._jobs = [*jobs, *self._jobs] if first else [*self._jobs, *jobs]
+            self._state.wake.notify()
+
+    @property
+    def is_listed(self) -> bool:
+        """True if the store has this node's row, as far as this node knows."""
+        return not self._unlisted and not self.done.is_set()
+
+    def row_seen(self, revision: int | None) -> None:
+        """Send the row again if the store is behind what was sent, or has lost the row (None) (rule S7).
+
+        A revision that this node has never sent was written by a stranger; the store would refuse this node's.
+        """
+        if revision is not None and revision > self._revision:
+            self._state.give_up(
+                RendezvousStateError(
+                    f"The store has revision {revision} of this node's row, but this node is at {self._revision}.",
+                    hint="Something else writes to the store: use another --rdzv_id. See docs/security.md.",
+                )
+            )
+            return
+        with self._state.wake:
+            if self.done.is_set() or (revision is not None and revision >= self._sent):
+                return
+            self._unlisted, self._sent, self._due = revision is None, -1, 0.0
+            self._state.wake.notify()
+
+    def pause(self) -> float | None:
+        """Return the seconds until the writer has something to do; None if it has nothing to do."""
+        if self._jobs:
+            return 0.0
+        if self._sent >= self._revision:
+            return None
+        return RETRY_FIRST if self.is_held() else max(0.0, self._due - self._state.runtime.now())
+
+    def is_held(self) -> bool:
+        """Return True if the row must wait for contact: it could win a place in a round, which the fence would stop.
+
+        It is written after the next heartbeat that is contact.
+        """
+        return self._state.is_cut_off()
+
+    def take(self) -> tuple[NodeRow, int, list[Job]]:
+        """Return the newest row, its revision, and the jobs, which the writer does or puts back."""
+        jobs, self._jobs = self._jobs, []
+        return replace(self._row, unread=self._unread), self._revision, jobs
+
+    def send(self, store: RendezvousBackend, row: NodeRow, revision: int) -> None:
+        """Bring the store's row up to date; the leader owes an answer from when it can have read the incident."""
+        if self._sent >= revision or self.is_held():
+            return
+        node_id, codec = self._state.node_id, self._state.runtime.codec
+        if unlisted := self._unlisted:
+            store.enter(node_id, codec.encode_row(row))
+        store.amend(node_id, revision, codec.encode_row(row))
+        with self._state.wake:
+            if unlisted or not self._unlisted:  # else it was lost meanwhile
+                self._sent, self._unlisted = max(self._sent, revision), False
+            if row.incident is not None and row.incident != self._reported and self._is_owed(row.incident):
+                self._state.report_sent()
+            self._reported = row.incident
+
+    def _is_owed(self, incident: Incident) -> bool:
+        """Return True if the leader owes an entry for an incident; it may have come before the store had the report."""
+        ledger = self._state.ledger
+        return ledger.is_live and ledger.round is not None and incident.round == ledger.round.number

@@ -23,11 +23,10 @@ from elastic_core import (
     RendezvousConnectionError,
     RendezvousOptions,
     RendezvousParameters,
-    RendezvousStateError,
     UsageError,
     hookimpl,
 )
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, HeartbeatReply, Link, RosterRow
+from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RosterRow, check_size
 
 TABLES = (
     "job (name TEXT PRIMARY KEY, arrivals INTEGER DEFAULT 0, version INTEGER DEFAULT 0)",
@@ -88,7 +87,7 @@ class SqliteBackend(RendezvousBackend):
 
     def enter(self, node_id: str, value: bytes) -> int:
         """Add a row."""
-        _check_size(value)
+        check_size(f"The row of {node_id}", value)
         with self._transaction() as database:
             if (row := self._row(database, node_id)) is not None:
                 return row.serial
@@ -102,7 +101,7 @@ class SqliteBackend(RendezvousBackend):
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """Replace a row's value, unless it is as new or gone."""
-        _check_size(value)
+        check_size(f"The row of {node_id}", value)
         with self._transaction() as database:
             amended = database.execute(
                 "UPDATE node SET revision = ?, value = ? WHERE job = ? AND id = ? AND revision < ?",
@@ -141,7 +140,7 @@ class SqliteBackend(RendezvousBackend):
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """Write an entry on top of ``prev``."""
-        _check_size(data)
+        check_size(f"Entry {entry.index}", data)
         with self._transaction() as database:
             if self._entry(database, entry.index)[0] == entry.id:
                 return True
@@ -241,11 +240,6 @@ class SqliteBackend(RendezvousBackend):
         except BlockingIOError:
             pass  # it has been rung and not been heard yet
         return True
-
-
-def _check_size(value: bytes) -> None:
-    if len(value) > MAX_VALUE_BYTES:
-        raise RendezvousStateError(f"A value has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
 
 
 @hookimpl

@@ -30,24 +30,23 @@ from elastic_core.rendezvous.backend import (
     Link,
     RendezvousBackend,
     RosterRow,
+    WorkersStore,
+    check_size,
 )
+from elastic_core.rendezvous.records import Entry, Row
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.records import (
     BELL_PATIENCE,
     ENTRY_APPENDED,
     KEPT_BELLS,
+    READER,
     REMOVED,
     ROOT,
     ROW_CHANGED,
     ROW_CYCLE,
     UNWRITTEN,
-    Entry,
     Keys,
-    Row,
-    number,
-    pack_newest,
     split_changes,
-    unpack_newest,
 )
 from elastic_rdzv_c10d.server import StoreServer
 
@@ -70,7 +69,7 @@ class Known:
     written: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
 
-class C10dBackend(RendezvousBackend):
+class C10dBackend(RendezvousBackend, WorkersStore):
     """One connection to one job's keys.
 
     Args:
@@ -136,20 +135,20 @@ class C10dBackend(RendezvousBackend):
 
         A node's row is entered over one connection at a time: who has claimed the serial writes the row unasked.
         """
-        name, record = self._keys.node(node_id), Row(node_id, 0, value).pack()
-        claimed = UNWRITTEN
+        check_size(f"The row of {node_id}", value)  # before it costs a serial
+        name, claimed = self._keys.node(node_id), UNWRITTEN
         while True:
-            if claimed == UNWRITTEN or self._client.peek(self._keys.row(number(claimed))) == REMOVED:
+            if claimed == UNWRITTEN or self._client.peek(self._keys.row(READER.number(claimed))) == REMOVED:
                 serial = self._client.add(self._keys.arrivals, 1)
                 found = self._client.swap_seen(name, claimed, b"%d" % serial)
-                if number(found) != serial:  # it was here before, or is entered over another connection
+                if READER.number(found) != serial:  # it was here before, or is entered over another connection
                     claimed = found
                     continue
-                self._client.put_all({self._keys.row(serial): record, self._keys.heartbeat(serial): b"0"})
-                found = record
+                found = Row(node_id, serial, 0, value).pack()
+                self._client.put_all({self._keys.row(serial): found, self._keys.heartbeat(serial): b"0"})
             else:
-                serial = number(claimed)
-                found = self._client.create(self._keys.row(serial), record)
+                serial = READER.number(claimed)
+                found = self._client.create(self._keys.row(serial), Row(node_id, serial, 0, value).pack())
             if found != REMOVED:
                 self._known.serials[node_id], self._known.written[node_id] = serial, (serial, found)
                 self._changed(ROW_CHANGED)
@@ -157,12 +156,13 @@ class C10dBackend(RendezvousBackend):
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """Replace a row's value, unless it is as new or gone."""
-        record = Row(node_id, revision, value).pack()
+        check_size(f"The row of {node_id}", value)
         found = self._known.written.pop(node_id, None)
-        if found is None or Row.unpack(found[1]).revision >= revision:
+        if found is None or READER.row(found[1]).revision >= revision:
             found = self._find(node_id)
-        while found is not None and Row.unpack(found[1]).revision < revision:
+        while found is not None and READER.row(found[1]).revision < revision:
             serial, old = found
+            record = Row(node_id, serial, revision, value).pack()
             if self._client.swap(self._keys.row(serial), old, record):
                 self._known.written[node_id] = serial, record
                 self._changed(ROW_CHANGED)
@@ -175,7 +175,7 @@ class C10dBackend(RendezvousBackend):
         if mine is not None:
             self._client.put(self._keys.heartbeat(mine[0]), b"%d" % count)
         return HeartbeatReply(
-            revision=None if mine is None else Row.unpack(mine[1]).revision,
+            revision=None if mine is None else READER.row(mine[1]).revision,
             watched=None if watch is None else self._heartbeat_of(watch),
             head=self._newest(),
         )
@@ -209,7 +209,9 @@ class C10dBackend(RendezvousBackend):
             try:
                 row = None if record == UNWRITTEN else self._row(serial, record)
                 if row is not None and (ids is None or row.node_id in ids):
-                    found.append(RosterRow(row.node_id, serial, row.revision, row.value, number(heartbeat or b"0")))
+                    found.append(
+                        RosterRow(row.node_id, serial, row.revision, row.value, READER.number(heartbeat or b"0"))
+                    )
             except RendezvousStateError as exc:
                 broken.append(RosterRow.unreadable(f"row/{serial}", str(exc)))
         return [*broken, *found]
@@ -222,7 +224,7 @@ class C10dBackend(RendezvousBackend):
             return None
         known, row = self._rows_seen.get(serial, (None, None))
         if row is None or known != record:
-            row = Row.unpack(record)
+            row = READER.row(record)
             self._rows_seen[serial] = record, row
         return row
 
@@ -232,7 +234,7 @@ class C10dBackend(RendezvousBackend):
         for node_id in ids:
             try:
                 if (place := self._find(node_id)) is not None:
-                    row, heartbeat = Row.unpack(place[1]), self._client.count(self._keys.heartbeat(place[0]))
+                    row, heartbeat = READER.row(place[1]), self._client.count(self._keys.heartbeat(place[0]))
                     found.append(RosterRow(node_id, place[0], row.revision, row.value, heartbeat))
             except RendezvousStateError as exc:
                 found.append(RosterRow.unreadable(node_id, str(exc)))
@@ -273,16 +275,16 @@ class C10dBackend(RendezvousBackend):
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """Write an entry on top of ``prev``; nothing goes away between the look at ``prev`` and the write."""
-        record = Entry(entry.id, data).pack()
+        record = Entry(entry, data).pack()
         if prev != self._last:
             self.read(prev.index)
         if prev not in (self._last, ORIGIN):
             return False
-        if Entry.unpack(self._client.create(self._keys.ledger(entry.index), record)).id != entry.id:
+        if READER.entry(self._client.create(self._keys.ledger(entry.index), record)).link != entry:
             return False
         self._last = entry
         self._has(entry.index)
-        self._changed(ENTRY_APPENDED, {self._keys.newest: pack_newest(entry.index, record)})
+        self._changed(ENTRY_APPENDED, {self._keys.newest: record})
         return True
 
     def read(self, index: int) -> bytes | None:
@@ -295,15 +297,15 @@ class C10dBackend(RendezvousBackend):
         if record is None:
             return None
         self._has(index)
-        entry = Entry.unpack(record)
-        self._last = Link(index, entry.id)
+        entry = READER.entry(record)
+        self._last = entry.link
         return entry.data
 
     def shrink(self, index: int) -> None:
         """Let go of an entry's data; its key stays, so that nothing else is ever created there."""
         key = self._keys.ledger(index)
         if (record := self._client.peek(key)) is not None:
-            self._client.swap(key, record, Entry(Entry.unpack(record).id, TOMBSTONE).pack())
+            self._client.swap(key, record, Entry(READER.entry(record).link, TOMBSTONE).pack())
 
     def forget_workers(self) -> None:
         """Delete every key that is no job's of ours."""
@@ -327,9 +329,10 @@ class C10dBackend(RendezvousBackend):
         Who knows none is told of one, and hears of what is newer when it waits for that.
         """
         if not self._known.head and (told := self._client.peek(self._keys.newest)):
-            self._given = unpack_newest(told)
-            self._has(self._given[0])
-            return self._given[0]
+            index = READER.entry(told).link.index
+            self._given = index, told
+            self._has(index)
+            return index
         head, step, longer = self._known.head, 1, 1
         while self._client.exist(self._keys.ledger(head + step)):
             head, step, longer = head + step, longer, 2 * longer

@@ -25,7 +25,7 @@ from typing import Protocol, TypeAlias, cast
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_rdzv_c10d.endpoint import Address, calls, knock
 from elastic_rdzv_c10d.quiet_torch import DistNetworkError, DistStoreError, TCPStore
-from elastic_rdzv_c10d.records import UNWRITTEN, number
+from elastic_rdzv_c10d.records import READER, UNWRITTEN
 
 LEAST_PATIENCE = 8.0
 """Seconds that a handshake gets at least: TCPStore looks up its peer's name, and a resolver may drop that for 5 s."""
@@ -107,7 +107,7 @@ class StoreClient:
 
     def count(self, key: str) -> int:
         """Return the value of a counter; 0 when there is none."""
-        return number(self.peek(key) or b"0")
+        return READER.number(self.peek(key) or b"0")
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key. There is no answer to wait for; what this connection asks next is answered after it."""

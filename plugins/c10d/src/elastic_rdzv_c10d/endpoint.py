@@ -1,4 +1,4 @@
-"""The address of the store: reading ``HOST[:PORT]``, and finding out whether it belongs on this host.
+"""The address of the store, and whether it belongs on this host.
 
 The agent whose host has the endpoint's address hosts the store. Whether an address is this host's, the kernel answers
 best: it can be bound, or it cannot. Of several agents on one host the first gets the port; the others find it taken and
@@ -8,18 +8,15 @@ become clients.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
+from elastic_core.rendezvous.endpoint import HostPort, ip_address
 
 DEFAULT_PORT = 29400
-_BROADCAST = "255.255.255.255"
-"""A socket can be bound to it, so this host would take it for its own."""
-FORM = "HOST[:PORT]"
 
 _BACKLOG = 4096
 """Agents that may knock while the host's agent still imports torch; the kernel has a limit of its own (somaxconn)."""
@@ -43,64 +40,13 @@ class Address:
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(HostPort(self.host, self.port))
 
     @property
     def is_loopback(self) -> bool:
         """True if only this host can reach it."""
-        return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """``--rdzv_endpoint``, read."""
-
-    host: str
-    port: int = DEFAULT_PORT
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def may_be_loopback(self) -> bool:
-        """Return True if the user has asked for this very host: by a loopback address, or by its name."""
-        return _literal(self.host) is not None or self.host == "localhost" or self.host.endswith(".localhost")
-
-    @classmethod
-    def parse(cls, text: str) -> Endpoint:
-        """Read ``HOST``, ``HOST:PORT``, ``[IPv6]`` or ``[IPv6]:PORT``.
-
-        Raises:
-            UsageError: It is none of these, or names every address at once, or a group of hosts.
-        """
-        hint = f"Write {FORM}, e.g. 10.0.0.1, node0.example:{DEFAULT_PORT} or [fd00::1]:{DEFAULT_PORT}."
-        if text.startswith("["):
-            host, bracket, rest = text[1:].partition("]")
-            bare = not bracket or _literal(host) is None
-        else:
-            host, colon, rest = text.partition(":")
-            rest = colon + rest
-            bare = not host or ":" in rest[1:] or any(c in "/,@?#%]" or c.isspace() for c in host)
-        if bare or (rest and not rest.startswith(":")):
-            raise UsageError(f"--rdzv_endpoint {text!r} is not of the form {FORM}.", hint=hint)
-        port = DEFAULT_PORT
-        if rest:
-            digits = rest[1:]
-            port = int(digits) if digits.isascii() and digits.isdigit() else 0
-            if not 1 <= port <= 65535:
-                raise UsageError(f"--rdzv_endpoint {text!r}: {digits!r} is not a port from 1 to 65535.", hint=hint)
-        literal = _literal(host)
-        if literal is not None and literal.is_unspecified:
-            raise UsageError(
-                f"--rdzv_endpoint {text!r} names every address of every host, and so no host that others could find.",
-                hint="Name the one host whose agent is to hold the store.",
-            )
-        if literal is not None and (literal.is_multicast or str(literal) == _BROADCAST):
-            raise UsageError(
-                f"--rdzv_endpoint {text!r} is the address of a group of hosts, to which no client can connect.",
-                hint="Name the one host whose agent is to hold the store.",
-            )
-        return cls(host, port)
+        literal = ip_address(self.host)
+        return literal is not None and literal.is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +57,7 @@ class Site:
     listener: socket.socket | None = None
 
 
-def find_site(endpoint: Endpoint, addresses: Sequence[Address], is_host: bool | None, local_addr: str | None) -> Site:
+def find_site(endpoint: HostPort, addresses: Sequence[Address], is_host: bool | None, local_addr: str | None) -> Site:
     """Decide where the store is to be, and take its port if that is here.
 
     Args:
@@ -128,7 +74,7 @@ def find_site(endpoint: Endpoint, addresses: Sequence[Address], is_host: bool | 
         return Site(addresses)
     for named in addresses:
         address = named
-        if named.is_loopback and not endpoint.may_be_loopback:
+        if named.is_loopback and not _means_this_host(endpoint.host):
             # Debian's /etc/hosts gives a host's own name a loopback address, where no other host could reach the store.
             address = _outward(named, local_addr) or named
         try:
@@ -193,6 +139,11 @@ def calls(connection: socket.socket) -> bool:
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == _CALLS
 
 
+def _means_this_host(host: str) -> bool:
+    """Return True for an address, and for a name that means loopback: the user has asked for just that."""
+    return ip_address(host) is not None or host == "localhost" or host.endswith(".localhost")
+
+
 def _listen(address: Address) -> socket.socket:
     return socket.create_server((address.host, address.port), family=address.family, backlog=_BACKLOG)
 
@@ -244,10 +195,3 @@ def _binds_anything(family: socket.AddressFamily) -> bool:
         return Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").read_text().strip() != "0"
     except OSError:
         return False
-
-
-def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None

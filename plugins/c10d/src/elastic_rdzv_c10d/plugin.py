@@ -12,8 +12,9 @@ from elastic_core.errors import UsageError
 from elastic_core.hookspecs import hookimpl
 from elastic_core.rendezvous import job_token
 from elastic_core.rendezvous.backend import StoreWarning
-from elastic_core.rendezvous.options import RendezvousOptions, boolean, positive_seconds
-from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, FORM, Address, Endpoint, find_site
+from elastic_core.rendezvous.endpoint import FORM, HostPort, timeouts
+from elastic_core.rendezvous.options import RendezvousOptions, boolean
+from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, Address, find_site
 from elastic_rdzv_c10d.search import Patience, Search, resolve
 
 if TYPE_CHECKING:
@@ -36,10 +37,7 @@ class Options:
         Raises:
             UsageError: A value is no boolean, or no positive number of seconds.
         """
-        durations = {
-            key: positive_seconds(key, config[key]) for key in ("read_timeout", "connect_timeout") if key in config
-        }
-        return cls(boolean("is_host", config["is_host"]) if "is_host" in config else None, **durations)
+        return cls(boolean("is_host", config["is_host"]) if "is_host" in config else None, **timeouts(config))
 
 
 @hookimpl
@@ -73,7 +71,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> C10dBackend:
 
 def connect(params: RendezvousParameters, options: Options, *, serves_workers: bool = False) -> C10dBackend:
     """Connect with these options; ``serves_workers`` says whether the job's workers use this store, too."""
-    endpoint = Endpoint.parse(params.endpoint)
+    endpoint = HostPort.parse(params.endpoint, DEFAULT_PORT)
     patience = Patience(options.connect_timeout)
     site = find_site(endpoint, resolve(endpoint, patience), options.is_host, params.local_addr)
     with ExitStack() as undo:

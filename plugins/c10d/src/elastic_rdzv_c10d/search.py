@@ -16,8 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.rendezvous.endpoint import HostPort
 from elastic_rdzv_c10d import other_stores
-from elastic_rdzv_c10d.endpoint import Address, Endpoint, Site, call
+from elastic_rdzv_c10d.endpoint import Address, Site, call
 
 SOON = 1.5
 """Seconds after which people are told what an agent waits for that has not connected yet."""
@@ -78,7 +79,7 @@ class Patience:
         self._next = min(2 * self._next, _RETRY_MOST)
 
 
-def resolve(endpoint: Endpoint, patience: Patience) -> list[Address]:
+def resolve(endpoint: HostPort, patience: Patience) -> list[Address]:
     """Return the endpoint's addresses, in the resolver's order; asked again until there are any.
 
     Raises:
@@ -124,7 +125,7 @@ class _Met(enum.IntEnum):
 class Search:
     """The search for the server that listens at an endpoint."""
 
-    endpoint: Endpoint
+    endpoint: HostPort
     site: Site
     patience: Patience
     _found: Address | None = None

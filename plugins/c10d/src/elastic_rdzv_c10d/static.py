@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from elastic_core.errors import UsageError
 from elastic_core.hookspecs import hookimpl
+from elastic_core.rendezvous.endpoint import FORM
 from elastic_core.rendezvous.options import RendezvousOptions
-from elastic_rdzv_c10d.endpoint import FORM
 from elastic_rdzv_c10d.plugin import Options, connect
 
 if TYPE_CHECKING:

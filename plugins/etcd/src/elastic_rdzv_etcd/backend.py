@@ -22,33 +22,25 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import (
+    ORIGIN,
+    TOMBSTONE,
+    Cursor,
+    HeartbeatReply,
+    Link,
+    RendezvousBackend,
+    RosterRow,
+    check_size,
+)
+from elastic_core.rendezvous.records import Entry, Row, is_number, pack_link, pack_revision, quoted, unquoted
 from elastic_rdzv_etcd.client import Client, Lost
 from elastic_rdzv_etcd.cluster import Cluster
 from elastic_rdzv_etcd.history import history_warning
-from elastic_rdzv_etcd.records import (
-    EXPIRY,
-    RENEW,
-    Keys,
-    Row,
-    before,
-    check_newest,
-    if_number,
-    listed,
-    pack_entry,
-    pack_link,
-    pack_newest,
-    quoted,
-    unpack_entry,
-    unpack_link,
-    unpack_newest,
-    unquoted,
-)
+from elastic_rdzv_etcd.records import EXPIRY, READER, RENEW, Keys, check_newest
 from elastic_rdzv_etcd.watch import View, Watcher
 
 if TYPE_CHECKING:
@@ -180,7 +172,7 @@ class EtcdBackend(RendezvousBackend):
     def enter(self, node_id: str, value: bytes) -> int:
         """Add a row: its serial first, and then the row. Two round trips, however many nodes do the same."""
         keys = self._keys
-        Row(0, 0, value).pack()  # refuses what is too large before it costs a serial
+        check_size(f"The row of {node_id}", value)  # before it costs a serial
         absent = _compare(keys.row(node_id), "VERSION", "EQUAL", version="0")
         while True:
             done, answers = self._txn(
@@ -189,7 +181,7 @@ class EtcdBackend(RendezvousBackend):
             if done:
                 serial = int(answers[0].get("prev_kv", {}).get("version", "0")) + 1
                 made = [
-                    self._put(keys.row(node_id), Row(0, serial, value).pack()),
+                    self._put(keys.row(node_id), Row(node_id, serial, 0, value).pack()),
                     self._put(keys.heartbeat(node_id), b"0"),
                     self._put(keys.roster, b""),
                     _get(keys.row(node_id), keys_only=True),
@@ -199,19 +191,19 @@ class EtcdBackend(RendezvousBackend):
                     self._common.made[node_id] = Made(serial, str(answers[-1]["kvs"][0]["create_revision"]))
                     return serial
             if found := _values(answers[0]):
-                return Row.unpack(found[0]).serial
+                return READER.row(found[0]).serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """Replace a row's value, unless it is as new or gone. One round trip, for a row that this agent has entered."""
         key = self._keys.row(node_id)
-        Row(revision, 0, value).pack()
+        check_size(f"The row of {node_id}", value)
         while True:
             if (made := self._common.made.get(node_id)) is not None:
                 conditions = [
                     _compare(key, "CREATE", "EQUAL", create_revision=made.revision),
-                    _compare(key, "VALUE", "LESS", value=_text(before(revision))),
+                    _compare(key, "VALUE", "LESS", value=_text(pack_revision(revision))),
                 ]
-                record = Row(revision, made.serial, value).pack()
+                record = Row(node_id, made.serial, revision, value).pack()
                 changes = [self._put(key, record), self._put(self._keys.roster, b"")]
                 done, answers = self._txn(conditions, changes, [_get(key)])
                 if done:
@@ -222,7 +214,7 @@ class EtcdBackend(RendezvousBackend):
             if not found:
                 self._common.made.pop(node_id, None)
                 return
-            row = Row.unpack(_value(found[0]))
+            row = READER.row(_value(found[0]))
             if row.revision >= revision:
                 return
             self._common.made[node_id] = Made(row.serial, str(found[0]["create_revision"]))
@@ -244,10 +236,11 @@ class EtcdBackend(RendezvousBackend):
         if not done:  # a question that is seldom needed is not sent along with every heartbeat
             _, answers = self._txn([], common, [])
         head, *others = [_values(answer) for answer in answers]
+        watched = others[0][0] if watch is not None and others[0] else b""
         return HeartbeatReply(
-            head=unpack_link(head[0] if head else None).index,
-            revision=Row.unpack(others[-1][0]).revision if done else None,
-            watched=if_number(others[0][0]) if watch is not None and others[0] else None,
+            head=READER.link(head[0] if head else None).index,
+            revision=READER.row(others[-1][0]).revision if done else None,
+            watched=int(watched) if is_number(watched) else None,
         )
 
     def remove(self, node_id: str) -> None:
@@ -271,7 +264,7 @@ class EtcdBackend(RendezvousBackend):
         if ids is not None:
             names &= {quoted(node_id).encode() for node_id in ids}
         found = [
-            listed(unquoted(name), partial(Row.unpack, values[keys.rows + name]), values.get(keys.heartbeats + name))
+            READER.listed(unquoted(name), values[keys.rows + name], values.get(keys.heartbeats + name))
             for name in names
         ]
         return sorted(found, key=lambda row: row.serial)
@@ -280,7 +273,7 @@ class EtcdBackend(RendezvousBackend):
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """Write an entry on top of ``prev``: one round trip."""
-        keys, record = self._keys, pack_entry(entry.id, data)
+        keys, record = self._keys, Entry(entry, data).pack()
         if prev == ORIGIN:
             built_on = _compare(keys.head, "VERSION", "EQUAL", version="0")
         else:
@@ -289,7 +282,7 @@ class EtcdBackend(RendezvousBackend):
         written = [
             self._put(keys.ledger(entry.index), record),
             self._put(keys.head, pack_link(entry)),
-            self._put(keys.newest, pack_newest(entry, data)),
+            self._put(keys.newest, record),
         ]
         looked = [_get(keys.ledger(entry.index)), _get(keys.head), _get(keys.newest)]
         done, answers = self._txn([free, built_on], written, looked)
@@ -298,7 +291,7 @@ class EtcdBackend(RendezvousBackend):
             return True
         there, head, newest = (next(iter(_values(answer)), None) for answer in answers)
         check_newest(head, newest)
-        return there is not None and unpack_entry(there)[0] == entry.id
+        return there is not None and READER.entry(there).link == entry
 
     def read(self, index: int) -> bytes | None:
         """Return an entry's data; no round trip for the one that a wait has just brought."""
@@ -306,7 +299,7 @@ class EtcdBackend(RendezvousBackend):
         if told is not None and told[0] == index:
             return told[1]
         found = _values(self._client.call(RANGE, _range(self._keys.ledger(index))))
-        return unpack_entry(found[0])[1] if found else None
+        return READER.entry(found[0]).data if found else None
 
     def shrink(self, index: int) -> None:
         """Let go of an entry's data, and keep its id: two round trips."""
@@ -314,10 +307,10 @@ class EtcdBackend(RendezvousBackend):
         kvs = self._client.call(RANGE, _range(key)).get("kvs", ())
         if not kvs:
             return
-        entry_id, data = unpack_entry(_value(kvs[0]))
+        link, data = READER.entry(_value(kvs[0]))
         if data:
             unchanged = _compare(key, "MOD", "EQUAL", mod_revision=str(kvs[0]["mod_revision"]))
-            self._txn([unchanged], [self._put(key, pack_entry(entry_id, b""))], [])
+            self._txn([unchanged], [self._put(key, Entry(link, TOMBSTONE).pack())], [])
 
     def erase(self) -> bool:
         """Revoke the job's lease, on which all of its keys hang."""
@@ -345,7 +338,7 @@ class EtcdBackend(RendezvousBackend):
     def _cursor(self, view: View, cursor: Cursor, roster: bool) -> Cursor:
         """Return how far the store has come in this view, which keeps the newest entry for the next read."""
         newest, version = (view.keys.get(key) for key in (self._keys.newest, self._keys.roster))
-        link, data = (ORIGIN, b"") if newest is None else unpack_newest(newest.value)
+        link, data = (ORIGIN, b"") if newest is None else READER.entry(newest.value)
         if link.index > cursor.head:
             self._told = link.index, data
         return Cursor(link.index, cursor.roster if not roster else 0 if version is None else version.revision)

@@ -5,7 +5,7 @@ What one job keeps, below ``PREFIX/-<job id>/``, in a directory that lives for a
 
     state/head      the newest entry: its index and its id
     state/roster    rewritten after every change of a row; its revision is the roster's version
-    entry/7-<id>    an entry's data, in base64; of several with one number, those that head never named mean nothing
+    entry/7-<id>    an entry, in base64; of several with one number, those that head never named mean nothing
     ledger/7        the id of entry 7, once there is an eighth
     arrivals/…      one for each serial; etcd puts them in order
     row/<node>      a row, in base64
@@ -26,28 +26,26 @@ import contextlib
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 import etcd
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import (
+    ORIGIN,
+    TOMBSTONE,
+    Cursor,
+    HeartbeatReply,
+    Link,
+    RendezvousBackend,
+    RosterRow,
+    check_size,
+)
+from elastic_core.rendezvous.records import Entry, Row, is_number, pack_link, quoted, unquoted
 from elastic_rdzv_etcd.backend import LOOK_AGAIN
 from elastic_rdzv_etcd.client_v2 import ClientV2
 from elastic_rdzv_etcd.members import Members
-from elastic_rdzv_etcd.records import (
-    EXPIRY,
-    RENEW,
-    Row,
-    if_number,
-    listed,
-    pack_entry,
-    pack_link,
-    quoted,
-    unpack_link,
-    unquoted,
-)
+from elastic_rdzv_etcd.records import EXPIRY, READER, RENEW
 
 _NO_DIRECTORY = "Not a file"
 """The internal error with which etcd 3.5 answers a change of the time that a directory has to live."""
@@ -99,7 +97,7 @@ class EtcdV2Backend(RendezvousBackend):
     def enter(self, node_id: str, value: bytes) -> int:
         """Add a row: a place in the order of arrival first, and then the row, which a repetition completes."""
         name = _name(node_id)
-        Row(0, 0, value).pack()  # refuses what is too large before it costs a serial
+        check_size(f"The row of {node_id}", value)  # before it costs a serial
         self._renewed_at = -RENEW  # the store may have come back empty, and would keep for ever what is put there now
         self._renew()
         while True:
@@ -109,19 +107,19 @@ class EtcdV2Backend(RendezvousBackend):
             order = sorted(key for key, _ in self._list("arrivals"))
             serial = order.index(arrived.key.rpartition("/")[2]) + 1
             self._put(f"heartbeat/{name}", "0")
-            if self._swap(f"row/{name}", _encoded(Row(0, serial, value).pack()), prevExist=False):
+            if self._swap(f"row/{name}", _encoded(Row(node_id, serial, 0, value).pack()), prevExist=False):
                 self._mark()
                 return serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """Replace a row's value, unless it is as new or gone."""
         key = f"row/{_name(node_id)}"
-        Row(revision, 0, value).pack()
+        check_size(f"The row of {node_id}", value)
         while (found := self._peek(key)) is not None:
             row = _row(found)
             if row.revision >= revision:
                 return
-            if self._swap(key, _encoded(Row(revision, row.serial, value).pack()), prevIndex=found[1]):
+            if self._swap(key, _encoded(Row(node_id, row.serial, revision, value).pack()), prevIndex=found[1]):
                 self._mark()
                 return
 
@@ -131,11 +129,12 @@ class EtcdV2Backend(RendezvousBackend):
         self._swap(f"heartbeat/{_name(node_id)}", str(count), prevExist=True)
         mine = self._peek(f"row/{_name(node_id)}")
         watched = None if watch is None else self._peek(f"heartbeat/{_name(watch)}")
+        heartbeat = b"" if watched is None else watched[0].encode()
         head, _ = self._head()
         return HeartbeatReply(
             head=head.index,
             revision=None if mine is None else _row(mine).revision,
-            watched=None if watched is None else if_number(watched[0].encode()),
+            watched=int(heartbeat) if is_number(heartbeat) else None,
         )
 
     def remove(self, node_id: str) -> None:
@@ -154,7 +153,7 @@ class EtcdV2Backend(RendezvousBackend):
         rows = self._list("row")
         wanted = None if ids is None else {_name(node_id) for node_id in ids}
         found = [
-            listed(_id(name), partial(_row, row), heartbeats[name][0].encode() if name in heartbeats else None)
+            READER.listed(_id(name), _decoded(row[0]), heartbeats[name][0].encode() if name in heartbeats else None)
             for name, row in rows
             if wanted is None or name in wanted
         ]
@@ -164,12 +163,12 @@ class EtcdV2Backend(RendezvousBackend):
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """Write an entry on top of ``prev``: four round trips."""
-        pack_entry(entry.id, data)  # refuses what is too large
+        record = _encoded(Entry(entry, data).pack())
         while True:
             head, written_at = self._head()
             if head != prev:
                 return head.index >= entry.index and self._id_at(entry.index, head) == entry.id
-            self._put(f"entry/{_entry(entry)}", _encoded(data))
+            self._put(f"entry/{_entry(entry)}", record)
             if prev != ORIGIN:
                 self._put(f"ledger/{prev.index}", quoted(prev.id))
             condition = {"prevExist": False} if written_at is None else {"prevIndex": written_at}
@@ -183,13 +182,13 @@ class EtcdV2Backend(RendezvousBackend):
         if entry_id is None:
             return None
         found = self._peek(f"entry/{_entry(Link(index, entry_id))}")
-        return None if found is None else _decoded(found[0])
+        return None if found is None else READER.entry(_decoded(found[0])).data
 
     def shrink(self, index: int) -> None:
         """Let go of an entry's data, and keep its id: two round trips."""
         if (found := self._peek(f"ledger/{index}")) is not None:
             entry = Link(index, unquoted(found[0].encode()))
-            self._swap(f"entry/{_entry(entry)}", _encoded(b""), prevExist=True)
+            self._swap(f"entry/{_entry(entry)}", _encoded(Entry(entry, TOMBSTONE).pack()), prevExist=True)
 
     def erase(self) -> bool:
         """Delete the job's directory, and that of all jobs if it was the only one."""
@@ -202,7 +201,7 @@ class EtcdV2Backend(RendezvousBackend):
     def _head(self) -> tuple[Link, int | None]:
         """Return the newest entry's link, and when it was written."""
         found = self._peek("state/head")
-        return (ORIGIN, None) if found is None else (unpack_link(found[0].encode()), found[1])
+        return (ORIGIN, None) if found is None else (READER.link(found[0].encode()), found[1])
 
     def _id_at(self, index: int, head: Link) -> str | None:
         if index == head.index:
@@ -217,7 +216,7 @@ class EtcdV2Backend(RendezvousBackend):
         deadline = time.monotonic() + timeout
         while True:
             found, index = self._state()
-            head = unpack_link(found["head"][0].encode()).index if "head" in found else 0
+            head = READER.link(found["head"][0].encode()).index if "head" in found else 0
             version = found["roster"][1] if "roster" in found else 0
             now = Cursor(head, version if roster else cursor.roster)
             left = deadline - time.monotonic()
@@ -307,7 +306,7 @@ def _leaves(directory: Any) -> list[tuple[str, Found]]:
 
 
 def _row(found: Found) -> Row:
-    return Row.unpack(_decoded(found[0]))
+    return READER.row(_decoded(found[0]))
 
 
 def _entry(link: Link) -> str:
@@ -331,7 +330,8 @@ def _encoded(data: bytes) -> str:
 
 
 def _decoded(text: str) -> bytes:
+    """Return the record in a value; the value itself, which is none, if that is not base64."""
     try:
         return urlsafe_b64decode(text.encode())
-    except ValueError as exc:
-        raise RendezvousStateError(f"etcd holds {text[:80]!r} for a record of base64.") from exc
+    except ValueError:
+        return text.encode()

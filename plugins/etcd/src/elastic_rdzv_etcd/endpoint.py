@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from elastic_core.errors import UsageError
+from elastic_core.rendezvous.endpoint import HostPort
 
 DEFAULT_PORT = 2379
 FORM = "HOST[:PORT][,HOST[:PORT]...]"
@@ -23,8 +23,7 @@ class Endpoint:
     tls: bool = False
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{HostPort(self.host, self.port)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +70,5 @@ def _parse_one(part: str, text: str, tls: bool | None) -> Endpoint:
     if tls is not None and tls != (scheme == "https"):
         wanted = "TLS is asked for" if tls else "protocol=http is asked for"
         raise UsageError(f"--rdzv_endpoint {text!r}: {part!r} is {scheme}, and {wanted}.", hint=_HINT)
-    try:
-        url = urlsplit(f"//{rest.removesuffix('/')}")
-        host, port = url.hostname, url.port
-    except ValueError:
-        host, port = None, None
-    plain = host is not None and not any(c.isspace() or c in "%?#\\" for c in host)
-    if not plain or url.path or url.query or url.fragment or port == 0 or rest.removesuffix("/").endswith(":"):
-        raise UsageError(f"--rdzv_endpoint {text!r}: {part!r} is not of the form HOST[:PORT].", hint=_HINT)
-    assert host is not None
-    return Endpoint(host, DEFAULT_PORT if port is None else port, scheme == "https")
+    where = HostPort.parse(rest.removesuffix("/"), DEFAULT_PORT, endpoint=text, hint=_HINT)
+    return Endpoint(where.host, where.port, scheme == "https")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous.options import boolean, positive_seconds
+from elastic_core.rendezvous.endpoint import timeouts
+from elastic_core.rendezvous.options import boolean
 
 if TYPE_CHECKING:
     import ssl
@@ -68,14 +69,15 @@ class Options:
         """
         files = {name: _one_of(config, spellings) for name, spellings in TLS_KEYS.items()}
         user, password = _credentials(config, environ)
+        given = timeouts(config)
         options = cls(
             prefix="/" + config.get("etcd_prefix", DEFAULT_PREFIX).strip("/"),
             tls=_tls(config, files),
             user=user,
             password=password,
-            connect_timeout=_seconds(config, "connect_timeout", DEFAULTS.connect_timeout),
-            listen_timeout=_seconds(config, "connect_timeout", DEFAULTS.listen_timeout),
-            read_timeout=_seconds(config, "read_timeout", DEFAULTS.read_timeout),
+            connect_timeout=given.get("connect_timeout", DEFAULTS.connect_timeout),
+            listen_timeout=given.get("connect_timeout", DEFAULTS.listen_timeout),
+            read_timeout=given.get("read_timeout", DEFAULTS.read_timeout),
             durable=boolean("durable", config.get("durable", "false")),
             **files,
         )
@@ -173,7 +175,3 @@ def _credentials(config: Mapping[str, str], environ: Mapping[str, str]) -> tuple
             hint=f"Say --rdzv_conf user=NAME,password_file=PATH, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}.",
         )
     return user, None if password is None else Secret(password)
-
-
-def _seconds(config: Mapping[str, str], key: str, default: float) -> float:
-    return default if key not in config else positive_seconds(key, config[key])

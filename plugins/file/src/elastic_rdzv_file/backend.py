@@ -2,10 +2,10 @@
 
 On one host the kernel tells of changes; on a network mount every agent looks five times a second. A job's directory::
 
-    ledger/00000007             entry 7: its id, a line break, its data, which is let go in the end; never deleted
+    ledger/00000007             entry 7, whose data is let go in the end; never deleted
     serials/00000003            the third arrival's node id; a number is taken by linking its file
     roster/00000003-n7.5        the third arrival, node n7, is at revision 5; empty, and renamed to amend it
-    values/00000003-n7.5        the value that goes with it, complete before ``roster`` says 5
+    values/00000003-n7.5        the row itself, complete before ``roster`` says 5
     heartbeats/00000003-n7           its heartbeat, overwritten in place
     scratch/                    drafts, by host and process id; what stays here never matters
 
@@ -22,7 +22,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from elastic_core.digest import hex_digest
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
@@ -33,7 +33,9 @@ from elastic_core.rendezvous.backend import (
     Link,
     RendezvousBackend,
     RosterRow,
+    check_size,
 )
+from elastic_core.rendezvous.records import MAX_RECORD_BYTES, Entry, Row, quoted
 from elastic_rdzv_file.disk import (
     DELETED,
     PLANTED,
@@ -51,14 +53,12 @@ from elastic_rdzv_file.inotify import Alarm
 from elastic_rdzv_file.job_directory import JobDirectory
 from elastic_rdzv_file.records import (
     HEARTBEAT_SIZE,
-    RECORD_LIMIT,
     Mark,
     marks_in,
     pack_heartbeat,
-    pack_record,
+    reader,
     rows_in,
     unpack_heartbeat,
-    unpack_record,
 )
 
 _TORN = 10
@@ -112,25 +112,27 @@ class FileBackend(RendezvousBackend):
 
     def enter(self, node_id: str, value: bytes) -> int:
         """Add a row. Its files come first, and the mark that makes it a row comes last."""
-        content = pack_record(f"The row of {node_id}", node_id, value)
+        check_size(f"The row of {node_id}", value)
         with self._io():
             if (mark := self._find(safe_name(node_id))) is not None:
                 return mark.serial
             mark = Mark(self._arrive(node_id), safe_name(node_id), 0)
-            publish(self._store.scratch, f"{self._store.values}/{mark}", content)
+            record = Row(node_id, mark.serial, 0, value).pack()
+            publish(self._store.scratch, f"{self._store.values}/{mark}", record)
             publish(self._store.scratch, f"{self._store.heartbeats}/{mark.key}", pack_heartbeat(0))
             publish(self._store.scratch, f"{self._store.roster}/{mark}", b"")
             return mark.serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """Replace a row's value, unless it is as new or gone."""
-        content = pack_record(f"The row of {node_id}", node_id, value)
+        check_size(f"The row of {node_id}", value)
         values, roster = self._store.values, self._store.roster
         draft: Mark | None = None
         with self._io():
             while (mark := self._find(safe_name(node_id))) is not None and mark.revision < revision:
                 draft = replace(mark, revision=revision)
-                publish(self._store.scratch, f"{values}/{draft}", content)
+                record = Row(node_id, draft.serial, revision, value).pack()
+                publish(self._store.scratch, f"{values}/{draft}", record)
                 try:
                     os.rename(f"{roster}/{mark}", f"{roster}/{draft}")
                 except FileNotFoundError:
@@ -181,25 +183,27 @@ class FileBackend(RendezvousBackend):
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """Write an entry on top of ``prev``, which stays what it was when it was read: entries are never replaced."""
-        content = pack_record(f"Entry {entry.index}", entry.id, data)
+        record = Entry(entry, data).pack()
         with self._io():
-            if prev.index and self._entry(prev.index)[0] != prev.id:
+            if prev.index and ((before := self._entry(prev.index)) is None or before.link != prev):
                 return False
-            if publish(self._store.scratch, self._store.ledger.path(entry.index), content, durable=True):
+            if publish(self._store.scratch, self._store.ledger.path(entry.index), record, durable=True):
                 return True
-            return self._entry(entry.index)[0] == entry.id
+            there = self._entry(entry.index)
+            return there is not None and there.link == entry
 
     def read(self, index: int) -> bytes | None:
         """Return an entry's data."""
         with self._io():
-            return self._entry(index)[1]
+            entry = self._entry(index)
+            return None if entry is None else entry.data
 
     def shrink(self, index: int) -> None:
         """Let go of an entry's data: a file with its id alone takes the place, at once."""
         with self._io():
-            entry_id, data = self._entry(index)
-            if entry_id is not None and data:
-                tombstone = pack_record(f"Entry {index}", entry_id, TOMBSTONE)
+            entry = self._entry(index)
+            if entry is not None and entry.data:
+                tombstone = Entry(entry.link, TOMBSTONE).pack()
                 republish(self._store.scratch, self._store.ledger.path(index), tombstone)
 
     def erase(self) -> bool:
@@ -249,15 +253,16 @@ class FileBackend(RendezvousBackend):
             raise RendezvousConnectionError(f"This connection to {self._store.directory!r} is closed.")
         return store_errors(self._store.directory)
 
-    def _entry(self, index: int) -> tuple[str | None, bytes | None]:
-        """Return an entry's id and data; two Nones when there is none."""
-        content = fetch(self._store.ledger.path(index), RECORD_LIMIT)
-        return (None, None) if content is None else unpack_record(content, self._store.ledger.path(index))
+    def _entry(self, index: int) -> Entry | None:
+        """Return an entry; None when there is none."""
+        path = self._store.ledger.path(index)
+        record = fetch(path, MAX_RECORD_BYTES)
+        return None if record is None else reader(path).entry(record)
 
     def _arrive(self, node_id: str) -> int:
         """Take the next serial."""
         serial = self._store.serials.last() + 1
-        while not publish(self._store.scratch, self._store.serials.path(serial), quote(node_id).encode()):
+        while not publish(self._store.scratch, self._store.serials.path(serial), quoted(node_id).encode()):
             serial += 1
         return serial
 
@@ -286,12 +291,12 @@ class FileBackend(RendezvousBackend):
             path = f"{self._store.values}/{at}"
             try:
                 with store_errors(self._store.directory):
-                    if (content := fetch(path, RECORD_LIMIT)) is not None:
-                        node_id, value = unpack_record(content, path)
+                    if (record := fetch(path, MAX_RECORD_BYTES)) is not None:
+                        row = reader(path).row(record)
                         heartbeat = self._heartbeat_of(at)
-                        return (
-                            None if heartbeat is None else RosterRow(node_id, at.serial, at.revision, value, heartbeat)
-                        )
+                        if heartbeat is None:
+                            return None
+                        return RosterRow(row.node_id, at.serial, at.revision, row.value, heartbeat)
             except RendezvousStateError as exc:
                 return RosterRow.unreadable(unquote(at.name), str(exc))
             found = self._find(mark.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -11,7 +10,7 @@ from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.hookspecs import hookimpl
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core.rendezvous.options import RendezvousOptions, positive_seconds
 from elastic_rdzv_file.backend import FileBackend
 from elastic_rdzv_file.inotify import POLL_INTERVAL
 
@@ -41,7 +40,10 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
     """
     interval = params.config.get("poll_interval")
     parent, made = _directory(params.endpoint)
-    seconds, shared = None if interval is None else _seconds(interval), params.get_as_bool("shared") or False
+    seconds, shared = (
+        None if interval is None else positive_seconds("poll_interval", interval),
+        params.get_as_bool("shared") or False,
+    )
     return FileBackend.open(parent, params.run_id, seconds, made=made, shared=shared)
 
 
@@ -83,13 +85,3 @@ def _directory(endpoint: str) -> tuple[Path, bool]:
             lasting=True,
         ) from exc
     return path, True
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"--rdzv_conf poll_interval={text} is not a positive number of seconds.")
-    return seconds

@@ -1,4 +1,4 @@
-"""The encoding of the ``file`` backend: rows, heartbeats, values. Nothing here touches a file."""
+"""The encoding of the ``file`` backend: rows and heartbeats. Nothing here touches a file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
 
-from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
+from elastic_core.rendezvous.records import RecordReader
 from elastic_rdzv_file.disk import PLANTED
 
-RECORD_LIMIT = MAX_VALUE_BYTES + 4096
-"""The most bytes of a record: its value, and the line before it."""
 HEARTBEAT_SIZE = 16
 """The bytes of a heartbeat."""
 
@@ -56,27 +52,9 @@ def rows_in(keys: Iterable[str]) -> set[str]:
     return {match[1] for key in keys if (match := _KEY.fullmatch(key)) is not None}
 
 
-def pack_record(what: str, name: str, value: bytes) -> bytes:
-    """Return a name on a line of its own, and the value.
-
-    Raises:
-        RendezvousStateError: The value is larger than a store must take.
-    """
-    if len(value) > MAX_VALUE_BYTES:
-        raise RendezvousStateError(f"{what} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
-    return quote(name, errors="surrogateescape").encode() + b"\n" + value
-
-
-def unpack_record(content: bytes, path: str) -> tuple[str, bytes]:
-    """Return the name and the value of the record that ``path`` holds.
-
-    Raises:
-        RendezvousStateError: It is no record.
-    """
-    name, end, value = content.partition(b"\n")
-    if not end or not name.isascii() or len(value) > MAX_VALUE_BYTES:
-        raise RendezvousStateError(f"{path!r}, of {len(content)} bytes, is no record of ours.", hint=PLANTED)
-    return unquote(name.decode("ascii"), errors="surrogateescape"), value
+def reader(path: str) -> RecordReader:
+    """Return the reader of the record in a file."""
+    return RecordReader(repr(path), PLANTED)
 
 
 def pack_heartbeat(count: int) -> bytes:

@@ -34,7 +34,7 @@ def stacks(*, job: str | None, full: bool, **given: Any) -> int:
 
 def describe(found: Located, *, full: bool) -> Iterator[str]:
     """Yield the lines for people."""
-    from elastic_core.protocol.stacks import describe_hang
+    from elastic_hangs.judgement import describe_hang
 
     yield describe_hang(found.report)
     for rank, text in found.texts.items():

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from elastic_core.cli.job_store import NoStoreError
 from elastic_core.config.run import DEFAULT_ID
 from elastic_core.errors import UsageError
-from elastic_core.protocol.node_events import Locate
-from elastic_core.protocol.stacks import report_alone
 from elastic_core.warden.linux import running_process
+from elastic_hangs.judgement import report_alone
 from elastic_hangs.py_spy import PySpy
 from elastic_hangs.request import Located
-from elastic_hangs.stacks import LocalRank, locate
+from elastic_hangs.stacks import LocalRank, Wanted, locate
 
 _ELSEWHERE = "Run elastic stacks on each host of the job, as the user who runs it, with the job's id."
 
@@ -49,7 +48,7 @@ def locate_local(named: str | None, why: NoStoreError, *, full: bool) -> tuple[L
         message = f"{why.message}{searched}"
         raise UsageError(message, hint="\n".join(filter(None, [_ELSEWHERE, why.hint]))) from why
     ranks = [LocalRank(worker.rank, worker.pid) for worker in workers]
-    found = locate(Locate(0, full=full, judge=False), ranks, None, spy=PySpy())
+    found = locate(Wanted(full=full), ranks, None, spy=PySpy())
     report = report_alone(found, max(worker.round for worker in workers))
     shown, world_size = len(workers), workers[0].world_size
     store = "If the job has a store, name it: --rdzv_backend, --rdzv_endpoint and --rdzv_id."

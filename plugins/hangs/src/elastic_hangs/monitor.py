@@ -1,28 +1,47 @@
-"""A monitor that tells when a round makes no progress, finds out where its ranks are, and ends one that hangs (L14)."""
+"""A monitor that tells when a round makes no progress, finds out where its ranks are, and ends one that hangs.
+
+The node that sees no progress asks all nodes where their ranks are (rule L14), and asks again in time, until a hang was
+found so often that its culprit may be ended. ``judgement`` makes the report.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from elastic_core.events import Event, Level
+from elastic_core.events import Event, Field, Level, describe_duration
 from elastic_core.hookspecs import hookimpl
 from elastic_core.monitors import RunningRound
-from elastic_core.protocol.entries import Stacks
-from elastic_core.protocol.node_events import Locate
-from elastic_core.protocol.roster import LocalStacks
-from elastic_core.protocol.stacks import LOOKS
+from elastic_core.questions import AskedQuestion, NodeAnswer
 from elastic_core.threads import PatientThread
 from elastic_hangs import stacks
 from elastic_hangs.flags import HANG_TIMEOUT, HANG_WINDOW
+from elastic_hangs.judgement import (
+    FULL_STACKS,
+    HANG,
+    LOOKS,
+    STACKS,
+    LocalStacks,
+    Report,
+    describe_absent,
+    describe_hang,
+    is_news,
+    next_question_at,
+    sum_up,
+)
 from elastic_hangs.py_spy import PySpy
+from elastic_hangs.stacks import Wanted
 from elastic_hangs.watch import HangWatch, hang_check_interval
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
+
+NOTE = "no progress"  # the name of the note that ``elastic status`` shows
 
 
 class HangMonitor:
@@ -40,28 +59,50 @@ class HangMonitor:
         self._ends_ranks = timeout is not None
         self._window = config.of(HANG_WINDOW) if timeout is None else timeout
 
-    @hookimpl
+    @hookimpl(tryfirst=True)  # the report of a hang comes before what others say of it
     def elastic_round_starts(self, round: RunningRound) -> None:
         """Watch a round, unless that is switched off, and answer where its ranks are."""
         self._spy.say = lambda message: round.publish(Event("py_spy", message, Level.WARNING))
         watch = None if self._window == 0 else HangWatch(self._window, round)
-        watched = WatchedRound(round, watch, partial(stacks.locate, spy=self._spy))
-        round.answer_where(watched.locate)
-        if self._ends_ranks:
-            round.follow_hangs(watched.end)
+        watched = WatchedRound(round, watch, partial(stacks.locate, spy=self._spy), ends_ranks=self._ends_ranks)
+        watched.join_in()
         if self._window:
             round.read_output(lambda rank: None, every_stream=True)  # a worker that prints does not hang
         if watch is not None:
             PatientThread(target=watched.run, name="elastic-hangs", daemon=True).start()
 
+    @hookimpl
+    def elastic_sum_up_answers(self, question: AskedQuestion, answers: Sequence[NodeAnswer], before: Any) -> Any:
+        """Return the report of where all ranks are, and whether they hang."""
+        if question.name not in (HANG, STACKS, FULL_STACKS):
+            return None
+        return asdict(sum_up(question, answers, None if before is None else Report(**before)))
+
 
 class WatchedRound:
-    """One round. ``watch`` is None where hangs are not looked for."""
+    """One round. ``watch`` is None where hangs are not looked for; ``ends_ranks`` as ``--hang_timeout`` wants it."""
 
-    def __init__(self, round: RunningRound, watch: HangWatch | None, locate: stacks.Answer) -> None:
-        self._round, self._watch, self._locate = round, watch, locate
-        self._suspected = 0.0  # what the agent was told last
+    def __init__(
+        self, round: RunningRound, watch: HangWatch | None, locate: stacks.Answer, *, ends_ranks: bool = False
+    ) -> None:
+        self._round, self._watch, self._locate, self._ends_ranks = round, watch, locate, ends_ranks
         self._lock = threading.Lock()  # for what changes when the workers are looked at
+        self._suspected = 0.0  # for how long a rank has shown no progress, at the last look
+        self._asks = False  # whether the report on this node's question is still to come
+        self._last: Report | None = None  # the newest report on a suspicion, of any node's
+        self._last_at: float | None = None
+        self._told: Report | None = None  # the newest report of a hang
+        self._explained = ""  # what a failure would tell of it
+
+    def join_in(self) -> None:
+        """Answer questions about this round, and follow the reports."""
+        self._round.answer(HANG, lambda value: self.answer(Wanted(judge=True)))
+        self._round.answer(STACKS, lambda value: self.answer(Wanted()))
+        self._round.answer(FULL_STACKS, lambda value: self.answer(Wanted(full=True)))
+        self._round.follow_answers(HANG, self.take)
+        for name in (STACKS, FULL_STACKS):
+            self._round.follow_answers(name, self._publish)
+        self._round.before_stop(self.say_last)
 
     def run(self) -> None:
         """Look at the workers until the round is closed."""
@@ -70,7 +111,7 @@ class WatchedRound:
             self.look()
 
     def look(self) -> None:
-        """Look at the workers, and tell the agent when a silence begins, ends, or becomes longer.
+        """Look at the workers, and ask all nodes where theirs are if one here has shown no progress for long.
 
         A worker that has ended, or whose program has, makes no progress.
         """
@@ -83,19 +124,44 @@ class WatchedRound:
                 seconds = self._watch.look(living)
             if seconds != self._suspected:
                 self._suspected = seconds
-                self._round.suspect_hang(seconds)
+                what = f"for {describe_duration(seconds)}: elastic stacks says where its ranks are" if seconds else ""
+                self._round.note(NOTE, what)
+            if self._asks and not seconds:
+                self._asks = False
+                self._round.ask(HANG, None)
+            elif seconds and not self._asks and time.monotonic() >= self._may_ask_at(seconds):
+                self._asks = True
+                self._round.ask(HANG, {"window": seconds})
 
-    def locate(self, asked: Locate) -> LocalStacks:
-        """Find out where the workers are. If a hang is suspected, tell first if the silence has ended meanwhile."""
+    def answer(self, wanted: Wanted) -> dict[str, Any]:
+        """Return where the workers are. If a hang is suspected, look first if the silence has ended meanwhile."""
         try:
-            found = self._find(asked)
+            found = self._find(wanted)
         except OSError:  # no descriptor is left
-            found = LocalStacks(answers=asked.index, places={})
-        if asked.judge:
+            found = LocalStacks(places={})
+        if wanted.judge:
             self.look()
-        return found
+        return found.to_json()
 
-    def end(self, found: Stacks) -> None:
+    def say_last(self) -> str:
+        """Return where the workers are that wait for no other, before they are stopped."""
+        return describe_absent([self._find(Wanted(brief=True))])
+
+    def take(self, value: Any) -> None:
+        """Take a report on a suspicion: tell people of a hang, and end the rank that is to blame."""
+        found = None if value is None else Report(**value)
+        with self._lock:
+            self._asks, self._last, self._last_at = False, found, time.monotonic()
+        self._publish(value)
+        if found is None or not found.hang:
+            self._explain("")
+            return
+        self._told = found
+        self._explain(describe_hang(found))
+        if self._ends_ranks:
+            self.end(found)
+
+    def end(self, found: Report) -> None:
         """End the rank for which the others wait, if it is here and nothing has moved at several looks."""
         if found.looks < LOOKS:
             return
@@ -108,7 +174,23 @@ class WatchedRound:
         message = f"no progress for {found.window:g} s; {where}"
         self._round.fail(found.culprit, message, name="Hang", kill=True)
 
-    def _find(self, asked: Locate) -> LocalStacks:
+    def _may_ask_at(self, window: float) -> float:
+        """Return when all nodes may be asked (again), in monotonic seconds."""
+        if self._last_at is None:
+            return 0.0
+        return self._last_at + window if self._last is None else next_question_at(self._last, self._last_at, window)
+
+    def _publish(self, value: Any) -> None:
+        if value is not None:
+            self._round.publish(hang_event(Report(**value), self._told))
+
+    def _explain(self, text: str) -> None:
+        """Have a failure tell the newest report, if it is one of a hang."""
+        if text != self._explained:
+            self._round.explain(text, instead_of=self._explained)
+            self._explained = text
+
+    def _find(self, asked: Wanted) -> LocalStacks:
         watch, step = self._watch, max(self._steps().values(), default=None)
         with self._lock:
             ranks = [stacks.LocalRank.of(worker, watch) for worker in self._round.workers]
@@ -131,3 +213,18 @@ class WatchedRound:
         """Return the newest step of each rank of which one is known."""
         newest = self._round.newest_progress()
         return {rank: reached.step for rank, (reached, _) in newest.items() if reached.step is not None}
+
+
+def hang_event(report: Report, last: Report | None) -> Event:
+    """Return the event of a report of where the ranks are: people see it if nothing moves, and it is not as before."""
+    fields: dict[str, Field] = {
+        "round": report.round,
+        "why": report.why,
+        "stacks": report.report,
+        "step": report.step,
+        "rank": report.culprit if report.hang and report.culprit >= 0 and report.report.startswith("rank ") else None,
+        "window_s": report.window,
+    }
+    if is_news(report, last):
+        return Event("hang", describe_hang(report), Level.WARNING, fields)
+    return Event("stacks", describe_hang(report), Level.DEBUG, fields)

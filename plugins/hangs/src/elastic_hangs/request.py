@@ -1,4 +1,4 @@
-"""``elastic stacks``: a request in the roster, which the leader answers with two STACKS (rule L14)."""
+"""``elastic stacks``: a question to all nodes of a job (rule L14), asked by a request in the roster."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic_core.errors import RendezvousTimeoutError, UsageError
-from elastic_core.protocol.entries import Stacks
-from elastic_core.protocol.stacks import BRIEF, FULL
+from elastic_core.protocol.entries import Answers
+from elastic_core.protocol.questions import decode
+from elastic_core.protocol.roster import Ask
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.session.drain_request import requested, running_job
 from elastic_core.session.leave import readable
 from elastic_core.session.ledger_reader import peek
+from elastic_hangs.judgement import FULL_STACKS, STACKS, LocalStacks, Report
 
 WAIT_SECONDS = 30.0  # for the report: more than it takes to replace a leader that is gone
 LOOK_SECONDS = 1.0  # how long one wait for the store takes
@@ -27,7 +29,7 @@ class Located:
         texts: The whole stacks by rank, of the nodes whose rows had them; empty if only places were asked for.
     """
 
-    report: Stacks
+    report: Report
     texts: Mapping[int, str]
 
 
@@ -49,13 +51,19 @@ def ask(store: RendezvousBackend, job: str, *, full: bool = False, patience: flo
         what = "no round has begun yet" if ledger.halt is None else f"its round was halted: {ledger.halt.why}"
         raise UsageError(f"Job {job!r} has no workers now: {what}.", hint="See elastic status.")
     deadline, index = time.monotonic() + patience, ledger.head.index
-    with requested(store, "stacks", wants_stacks=FULL if full else BRIEF) as request:
+    name = FULL_STACKS if full else STACKS
+    with requested(store, "stacks", asks=(Ask(name, "{}", index),), epoch=ledger.head.epoch):
         while True:
             while (entry := peek(store, index + 1)) is not None:
                 index += 1
                 found = entry.body
-                if isinstance(found, Stacks) and found.answers and request in found.requests:
-                    return Located(found, _texts(store, found.answers) if full else {})
+                if isinstance(found, Answers) and found.name == name:
+                    if (report := decode(found.report)) is None:
+                        raise RendezvousTimeoutError(
+                            f"The leader of job {job!r} has summed up no answers.",
+                            hint="Its node needs elastic-hangs, which is off there or failed; see its output.",
+                        )
+                    return Located(Report(**report), _texts(store, found.question) if full else {})
             if (left := deadline - time.monotonic()) <= 0:
                 raise RendezvousTimeoutError(
                     f"No agent of job {job!r} has said within {patience:g} s where its ranks are.",
@@ -65,7 +73,7 @@ def ask(store: RendezvousBackend, job: str, *, full: bool = False, patience: flo
 
 
 def _texts(store: RendezvousBackend, question: int) -> dict[int, str]:
-    """Return the whole stacks in the answers to a STACKS, by rank; they stand in the rows for a while."""
-    answers = (seen.row.stacks for seen in readable(store.roster()))
-    found = (answer.texts for answer in answers if answer is not None and answer.answers == question)
-    return dict(sorted((int(rank), text) for texts in found for rank, text in texts.items()))
+    """Return the whole stacks in the answers to a question, by rank; they stand in the rows for a while."""
+    answers = (seen.row.answer for seen in readable(store.roster()))
+    found = [LocalStacks.from_json(decode(one.text)) for one in answers if one is not None and one.to == question]
+    return dict(sorted((int(rank), text) for answer in found for rank, text in answer.texts.items()))

@@ -21,12 +21,18 @@ from typing import TypeAlias
 
 from elastic_core.agent.python_traceback import Frame, parse_frames
 from elastic_core.monitors import WorkerView
-from elastic_core.protocol.limits import FULL_STACKS_BYTES, MAX_PLACES, PLACE_BYTES, clip
-from elastic_core.protocol.node_events import Locate
-from elastic_core.protocol.roster import LocalStacks
-from elastic_core.protocol.stacks import FINISHED, NO_STACK, waits_for_peers
+from elastic_core.protocol.limits import clip
 from elastic_core.warden.linux import catches, is_in_call_that_ends, pauses, run_nanoseconds, state_of, waits_in
 from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
+from elastic_hangs.judgement import (
+    FINISHED,
+    FULL_STACKS_BYTES,
+    MAX_PLACES,
+    NO_STACK,
+    PLACE_BYTES,
+    LocalStacks,
+    waits_for_peers,
+)
 from elastic_hangs.py_spy import PySpy
 from elastic_hangs.watch import HangWatch, Use, uses_of
 
@@ -200,8 +206,17 @@ def main_stack(text: str) -> tuple[Frame, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request for the places of workers."""
+
+    full: bool = False  # the whole stacks
+    judge: bool = False  # whether anything moves, since a hang is suspected
+    brief: bool = False  # an answer within BRIEF_SECONDS, since the workers are about to be stopped
+
+
+@dataclass(frozen=True, slots=True)
 class LocalRank:
-    """A worker of whose stacks a STACKS asks."""
+    """A worker whose stacks are wanted."""
 
     rank: int
     pid: int | None  # None for one that is being started
@@ -226,11 +241,11 @@ class LocalRank:
         )
 
 
-Answer: TypeAlias = "Callable[[Locate, Sequence[LocalRank], int | None], LocalStacks]"
-"""Answers a STACKS: takes what it asks for, the ranks, and the newest step."""
+Answer: TypeAlias = "Callable[[Wanted, Sequence[LocalRank], int | None], LocalStacks]"
+"""Finds out where ranks are: takes what is wanted, the ranks, and the newest step."""
 
 
-def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None, *, spy: PySpy | None = None) -> LocalStacks:
+def locate(asked: Wanted, ranks: Sequence[LocalRank], step: int | None, *, spy: PySpy | None = None) -> LocalStacks:
     """Find out where these ranks are, and, if that is wanted, whether they move, which takes about a second more.
 
     ``step`` is the newest step that a rank is known to have reached.
@@ -265,7 +280,6 @@ def locate(asked: Locate, ranks: Sequence[LocalRank], step: int | None, *, spy: 
         where = clip(where, PLACE_BYTES)
         places[where] = (*places.get(where, ()), one.rank)
     return LocalStacks(
-        answers=asked.index,
         places=dict(sorted(places.items(), key=lambda item: len(item[1]))[:MAX_PLACES]),
         moved=bool(moved),
         busy=asked.judge and bool(busy),

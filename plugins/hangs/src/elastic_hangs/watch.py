@@ -1,4 +1,4 @@
-"""Notices that a worker makes no progress (rule L14): from its steps, its output and its use of CPUs.
+"""Notices that a worker makes no progress: from its steps, its output and its use of CPUs.
 
 Everything here is read from outside, so it works for any program: an agent looks at its workers once in a fiftieth of
 the window, at a cost of some 20 µs each. A suspicion ends nothing. It has the leader ask all nodes where their ranks

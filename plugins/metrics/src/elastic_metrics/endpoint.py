@@ -79,7 +79,7 @@ def _buckets(recoveries: Recoveries) -> list[tuple[str, float]]:
     return list(zip([*map(str, BUCKETS), "+Inf"], accumulate(recoveries.counts), strict=True))
 
 
-class Endpoint:
+class MetricsServer:
     """An HTTP server on a thread of its own, which does not keep the process alive."""
 
     def __init__(self, server: _Server) -> None:
@@ -88,7 +88,7 @@ class Endpoint:
         self._thread.start()
 
     @classmethod
-    def open(cls, address: str, port: int, who: Identity, measures: Callable[[], Measures]) -> Endpoint:
+    def open(cls, address: str, port: int, who: Identity, measures: Callable[[], Measures]) -> MetricsServer:
         """Listen, and answer with what ``measures`` says at the time.
 
         Raises:

@@ -21,7 +21,7 @@ from elastic_metrics.measures import Measures, after
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
     from elastic_core.protocol.roster import NodeInfo
-    from elastic_metrics.endpoint import Endpoint
+    from elastic_metrics.endpoint import MetricsServer
 
 PORT_VARIABLE = "ELASTIC_METRICS_PORT"
 """The port of a host's first agent; unset, empty or 0: there is no endpoint."""
@@ -88,7 +88,7 @@ class Prometheus:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._place = Place.read(environ)
         self._measures = Measures()
-        self._endpoint: Endpoint | None = None
+        self._endpoint: MetricsServer | None = None
 
     @hookimpl
     def elastic_run_starts(self, config: RunConfig, run_uid: str, node: NodeInfo) -> None:
@@ -100,13 +100,13 @@ class Prometheus:
         self.elastic_run_ends()  # the agent may have entered the job again, as another node
         if self._place is None:
             return
-        from elastic_metrics.endpoint import Endpoint, Identity  # imports prometheus_client
+        from elastic_metrics.endpoint import Identity, MetricsServer  # imports prometheus_client
 
         place = self._place.of_slot(node.slot)
         allowed = math.inf if config.max_restarts is None else config.max_restarts
         who = Identity(job=config.rdzv_id, run=run_uid, node=str(node), role=node.role, restarts_allowed=allowed)
         try:
-            self._endpoint = Endpoint.open(place.address, place.port, who, lambda: self._measures)
+            self._endpoint = MetricsServer.open(place.address, place.port, who, lambda: self._measures)
         except OSError as exc:
             raise EndpointError(
                 f"There are no metrics at {place}: {exc.strerror or exc}.",

@@ -139,7 +139,7 @@ def describe(seen: JobStatus, paint: Paint = plain, *, has_store: bool = True) -
     yield from _saved("saved", "the newest checkpoint", [node.checkpoint for node in seen.nodes])
     for node in seen.nodes:
         line = f"  node      {_node(node)}"
-        yield paint(line, RED) if node.hung_s or node.phase == "silent" else line
+        yield paint(line, RED) if node.phase == "silent" else line
         for several in _alike(node.workers):
             yield f"            {_workers(several)}"
         if node.notes:
@@ -164,8 +164,6 @@ def _node(node: NodeStatus) -> str:
     if node.ranks is not None and node.ranks[0] == node.ranks[1]:
         ranks = f", rank {node.ranks[0]}"
     marks = [*(["decides"] if node.leads else []), *(["leaves"] if node.leaving else [])]
-    if node.hung_s:
-        marks.append(f"no progress for {describe_duration(node.hung_s)}: elastic stacks says where its ranks are")
     return f"{node.host}{ranks}: {node.phase}" + (f" ({', '.join(marks)})" if marks else "")
 
 

@@ -19,7 +19,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import (
@@ -28,9 +27,12 @@ from elastic_core.rendezvous.backend import (
     HeartbeatReply,
     Link,
     RendezvousBackend,
+    ReplaceableServer,
     RosterRow,
     StoreWarning,
+    check_size,
 )
+from elastic_core.rendezvous.records import Entry, RecordReader, pack_link, quoted
 from elastic_rdzv_redis import scripts
 from elastic_rdzv_redis.capacity import capacity_warning
 from elastic_rdzv_redis.client import Client
@@ -54,7 +56,7 @@ class Keys:
     @property
     def all(self) -> tuple[str, str, str, str]:
         """In the order in which scripts take them."""
-        job = f"{self.prefix}:v{_LAYOUT}:{{{quote(self.run_id, safe='', errors='surrogateescape')}}}"
+        job = f"{self.prefix}:v{_LAYOUT}:{{{quoted(self.run_id)}}}"
         return f"{job}:ledger", f"{job}:roster", f"{job}:ledger-bell", f"{job}:roster-bell"
 
 
@@ -76,7 +78,7 @@ class _Look:
         return _Look(Cursor(self.cursor.head, now), (self.strokes[0], stroke))
 
 
-class RedisBackend(RendezvousBackend):
+class RedisBackend(RendezvousBackend, ReplaceableServer):
     """One connection to one job's keys.
 
     Args:
@@ -97,6 +99,7 @@ class RedisBackend(RendezvousBackend):
         self._keys = Keys(dialler.options.prefix, run_id).all
         self._master = dialler.dial()
         self._client: Client = self._master.client
+        self._reader = RecordReader(f"The Redis server at {self._client.where}", _WHO)
         replaceable = replaceable or dialler.options.sentinel is not None or self._master.replicas > 0
         self._replaceable, self._confirmed_at = replaceable, -math.inf if replaceable else math.inf
         self._confirming: threading.Thread | None = None
@@ -166,7 +169,7 @@ class RedisBackend(RendezvousBackend):
 
     def enter(self, node_id: str, value: bytes) -> int:
         """Add a row, if a majority of the sentinels names this server as the master."""
-        _check_size(f"The row of {node_id}", value)
+        check_size(f"The row of {node_id}", value)
         if not self._dialler.names(self._master.host):
             raise RendezvousConnectionError(
                 f"No majority of the sentinels names {self._client.where} as the master.",
@@ -176,7 +179,7 @@ class RedisBackend(RendezvousBackend):
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         """Replace a row's value, unless it is as new or gone."""
-        _check_size(f"The row of {node_id}", value)
+        check_size(f"The row of {node_id}", value)
         self._run(scripts.AMEND, node_id, revision, value)
 
     def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
@@ -207,14 +210,15 @@ class RedisBackend(RendezvousBackend):
             value, heartbeat = fields[b"v:" + name], int(fields[b"b:" + name])
             return RosterRow(_text(name), serial, revision, value, heartbeat)
         except (KeyError, ValueError):
-            return RosterRow.unreadable(_text(name), str(self._planted(f"the row of {_text(name)!r}")))
+            found = fields[b"n:" + name], fields.get(b"b:" + name)
+            return RosterRow.unreadable(_text(name), str(self._planted(f"the row of {_text(name)!r}", found)))
 
     # The ledger ------------------------------------------------------------------------------------------------------
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """Write an entry on top of ``prev``."""
-        _check_size(f"Entry {entry.index}", data)
-        return self._known(int, self._run(scripts.APPEND, prev.index, prev.id, entry.index, entry.id, data)) == 1
+        record = Entry(entry, data).pack()
+        return self._known(int, self._run(scripts.APPEND, prev.index, pack_link(prev), entry.index, record)) == 1
 
     def read(self, index: int) -> bytes | None:
         """Return an entry's data."""
@@ -224,18 +228,12 @@ class RedisBackend(RendezvousBackend):
         reply: Any = self._run(scripts.READ, index)
         if reply is None:
             return None
-        size, data = reply, b""
-        if not isinstance(reply, int):
-            _, end, data = self._known(bytes, reply).partition(b"\n")
-            if not end:
-                raise self._planted(f"entry {index}")
-            size = len(data)
-        if size > MAX_VALUE_BYTES:
+        if isinstance(reply, int):
             raise RendezvousStateError(
-                f"Entry {index} of job {self._run_id!r} has {size} bytes; at most {MAX_VALUE_BYTES} are allowed.",
+                f"Entry {index} of job {self._run_id!r} has {reply} bytes; at most {MAX_VALUE_BYTES} are allowed.",
                 hint=_WHO,
             )
-        return data
+        return self._reader.entry(self._known(bytes, reply)).data
 
     def shrink(self, index: int) -> None:
         """Let go of an entry's data; its id stays, so that no other entry can take its place."""
@@ -275,9 +273,9 @@ class RedisBackend(RendezvousBackend):
                 stroke, (_, now, _, what) = strokes[-1]
                 bell = self._keys.index(name.decode()) - 2
                 look = look.after(bell, stroke, int(now))
-                _, end, data = what.partition(b"\n")
-                if bell == 0 and end and len(data) <= MAX_VALUE_BYTES:
-                    self._told = int(now), data
+                if bell == 0:
+                    with suppress(RendezvousStateError):
+                        self._told = int(now), self._reader.entry(what).data
         except (ValueError, TypeError):
             return None  # a bell is only a hint: after an impossible value a waiter looks, and sleeps on
         return look if rung else None
@@ -290,21 +288,17 @@ class RedisBackend(RendezvousBackend):
     def _known(self, kind: type[_T], reply: Any, length: int | None = None) -> _T:
         """Return a reply of the kind that it must be."""
         if not isinstance(reply, kind) or (length is not None and len(reply) != length):  # type: ignore[arg-type]  # a list
-            raise self._planted("a counter")
+            raise self._planted("a counter", reply)
         return reply
 
     def _head(self, reply: Any) -> int:
         """Return the index of the newest entry."""
         if (index := self._known(int, reply)) < 0:
-            raise self._planted("the index of the newest entry")
+            raise self._planted("the index of the newest entry", index)
         return index
 
-    def _planted(self, what: str) -> RendezvousStateError:
-        return RendezvousStateError(
-            f"The Redis server at {self._client.where} holds something that is not ours: {what} of job "
-            f"{self._run_id!r} cannot be read.",
-            hint=_WHO,
-        )
+    def _planted(self, what: str, found: object) -> RendezvousStateError:
+        return self._reader.error(f"{what} of job {self._run_id!r}", found)
 
 
 _WHO = "Another program has written there: use another --rdzv_id, or keep others out with a password."
@@ -312,8 +306,3 @@ _WHO = "Another program has written there: use another --rdzv_id, or keep others
 
 def _text(name: bytes) -> str:
     return name.decode(errors="surrogateescape")
-
-
-def _check_size(what: str, value: bytes) -> None:
-    if len(value) > MAX_VALUE_BYTES:
-        raise RendezvousStateError(f"{what} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")

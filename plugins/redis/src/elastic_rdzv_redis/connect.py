@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError, in_one_line
+from elastic_core.rendezvous.endpoint import HostPort
 from elastic_core.threads import bounded
 from elastic_rdzv_redis.client import Client
-from elastic_rdzv_redis.endpoint import Host
 from elastic_rdzv_redis.options import Credentials, Options
 
 _KEEPS = "noeviction"
@@ -27,7 +27,7 @@ class Master:
     """A server that will do, as it was when the connection was made."""
 
     client: Client
-    host: Host | None
+    host: HostPort | None
     """Its address; None for the endpoint's unix socket."""
     replicas: int
     """Replicas that were connected to it."""
@@ -40,7 +40,7 @@ class Dialler:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._addresses: dict[Host, list[Any]] = {}
+        self._addresses: dict[HostPort, list[Any]] = {}
         """The addresses of names when they were last looked up."""
         self._context = None if options.tls is None else _tls_context(options)
 
@@ -55,7 +55,7 @@ class Dialler:
             return self._by_sentinels(self.options.sentinel, deadline)
         return self._to_master(next(iter(self.options.endpoint.hosts), None), "", deadline)
 
-    def names(self, host: Host | None) -> bool:
+    def names(self, host: HostPort | None) -> bool:
         """Return True if a majority of the sentinels names this server as the master, or there are no sentinels.
 
         Two servers cannot both be named: to replace a master takes the majority of the sentinels.
@@ -71,7 +71,7 @@ class Dialler:
                 found += self._same(self._named_by(sentinel, self.options.sentinel, until), host)
         return 2 * found > len(sentinels)
 
-    def _same(self, named: Host, host: Host) -> bool:
+    def _same(self, named: HostPort, host: HostPort) -> bool:
         """Return True if two names are those of one server."""
         if named == host:
             return True
@@ -89,8 +89,8 @@ class Dialler:
         they say no better, it has what is left.
         """
         failures: list[RendezvousConnectionError] = []
-        tried: set[Host] = set()
-        slow: list[Host] = []
+        tried: set[HostPort] = set()
+        slow: list[HostPort] = []
         whose = f" (master {name!r})"
         *_, last = sentinels = self.options.endpoint.hosts
         for sentinel in sentinels:
@@ -122,7 +122,7 @@ class Dialler:
             lasting=all(failure.lasting for failure in failures),
         ) from failures[-1]
 
-    def _named_by(self, sentinel: Host, name: str, deadline: float) -> Host:
+    def _named_by(self, sentinel: HostPort, name: str, deadline: float) -> HostPort:
         """Return the address of the master as a sentinel names it."""
         until = _halfway(deadline)  # what one that hangs may take from the others
         client = self._client(sentinel, self.options.sentinel_credentials, until, whose=" (sentinel)")
@@ -132,9 +132,9 @@ class Dialler:
             raise RendezvousConnectionError(
                 f"The sentinel at {sentinel} knows no master {name!r}.", hint="See --rdzv_conf sentinel."
             )
-        return Host(found[0].decode(), int(found[1]))
+        return HostPort(found[0].decode(), int(found[1]))
 
-    def _to_master(self, host: Host | None, whose: str, deadline: float) -> Master:
+    def _to_master(self, host: HostPort | None, whose: str, deadline: float) -> Master:
         """Return a connection to a server that will do, with no host to the endpoint's unix socket."""
         client = self._client(host, self.options.credentials, deadline, whose=whose, db=self.options.endpoint.db)
         try:
@@ -153,7 +153,7 @@ class Dialler:
         )
 
     def _client(
-        self, host: Host | None, credentials: Credentials, deadline: float, *, whose: str = "", db: int = 0
+        self, host: HostPort | None, credentials: Credentials, deadline: float, *, whose: str = "", db: int = 0
     ) -> Client:
         """Return a connection to one server, or with no host to the endpoint's unix socket."""
         identity = credentials.now()
@@ -180,7 +180,7 @@ class Dialler:
             return "If it wants a client's certificate, see --rdzv_conf cert and key."
         return f"It may not trust the client's certificate, --rdzv_conf cert={self.options.tls.cert}; see its log."
 
-    def _forget(self, host: Host | None) -> None:
+    def _forget(self, host: HostPort | None) -> None:
         """Let the next attempt look the name up anew."""
         if host is not None:
             self._addresses.pop(host, None)
@@ -195,7 +195,7 @@ class Dialler:
             raise _unreachable(where, exc.strerror or str(exc)) from exc
         return sock
 
-    def _tcp(self, host: Host, where: str, deadline: float) -> socket.socket:
+    def _tcp(self, host: HostPort, where: str, deadline: float) -> socket.socket:
         began = time.monotonic()
         known = self._addresses.get(host)
         addresses = known or _look_up(host, max(0.1, deadline - time.monotonic()))
@@ -218,9 +218,9 @@ class Dialler:
         why = waited if failure is None or isinstance(failure, TimeoutError) else failure.strerror or str(failure)
         raise _unreachable(where, why) from failure
 
-    def _encrypted(self, context: ssl.SSLContext, sock: socket.socket, host: Host, where: str) -> socket.socket:
+    def _encrypted(self, context: ssl.SSLContext, sock: socket.socket, host: HostPort, where: str) -> socket.socket:
         assert self.options.tls is not None
-        name = self.options.tls.hostname or host.name.partition("%")[0]
+        name = self.options.tls.hostname or host.host.partition("%")[0]
         try:
             return context.wrap_socket(sock, server_hostname=name)
         except ssl.SSLCertVerificationError as exc:
@@ -250,16 +250,16 @@ def _unreachable(where: str, why: str) -> RendezvousConnectionError:
     )
 
 
-def _look_up(host: Host, patience: float) -> list[Any]:
+def _look_up(host: HostPort, patience: float) -> list[Any]:
     """Return what a name stands for."""
     with contextlib.suppress(socket.gaierror, UnicodeError):
-        return socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return socket.getaddrinfo(host.host, host.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     try:
-        return bounded(lambda: socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM), patience)
+        return bounded(lambda: socket.getaddrinfo(host.host, host.port, type=socket.SOCK_STREAM), patience)
     except (OSError, UnicodeError) as exc:
         why = "it cannot be a name" if isinstance(exc, UnicodeError) else exc.strerror or str(exc)
         raise RendezvousConnectionError(
-            f"The host {host.name!r} cannot be looked up: {why}.",
+            f"The host {host.host!r} cannot be looked up: {why}.",
             hint="Check the name, or write the address itself.",
             lasting=isinstance(exc, UnicodeError) or exc.errno == socket.EAI_NONAME,
         ) from exc

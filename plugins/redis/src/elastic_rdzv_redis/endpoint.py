@@ -7,30 +7,23 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote
 
 from elastic_core.errors import UsageError
+from elastic_core.rendezvous.endpoint import HostPort
 
 PORT, SENTINEL_PORT = 6379, 26379
 FORM = "HOST[:PORT], redis://HOST[:PORT][/DB], rediss:// for TLS, or unix:///PATH"
 
+_HINT = (
+    f"Write {FORM}, e.g. redis.example:{PORT}. "
+    "A URL may have a user, a colon, a password and an @ before the host; / and @ of a password are %2F and %40."
+)
 _URL = re.compile(r"(?P<scheme>[a-z]+)://(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.DOTALL)
-_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^\s\[\]:/?#@,]+))(?::(?P<port>[0-9]+))?")
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A server's, or a sentinel's: a name or an address, and a port."""
-
-    name: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """``--rdzv_endpoint``, read. As text it has no password."""
 
-    hosts: tuple[Host, ...] = ()
+    hosts: tuple[HostPort, ...] = ()
     """One; several only for sentinels."""
     path: str | None = None
     """Of a unix socket."""
@@ -73,7 +66,7 @@ class Endpoint:
         if slash and "://" not in text:
             raise _refused(text, "a database needs a URL, redis://HOST/DB")
         port = SENTINEL_PORT if sentinels else PORT
-        hosts = tuple(_host(text, each, port) for each in where.split(","))
+        hosts = tuple(HostPort.parse(each, port, endpoint=shown(text), hint=_HINT) for each in where.split(","))
         if len(hosts) > 1 and not sentinels:
             raise _refused(
                 text, f"it names {len(hosts)} servers; only sentinels may be several (--rdzv_conf sentinel=NAME)"
@@ -89,11 +82,7 @@ def shown(text: str) -> str:
 
 
 def _refused(text: str, why: str) -> UsageError:
-    return UsageError(
-        f"--rdzv_endpoint {shown(text)!r}: {why}.",
-        hint=f"Write {FORM}, e.g. redis.example:{PORT}. "
-        "A URL may have a user, a colon, a password and an @ before the host; / and @ of a password are %2F and %40.",
-    )
+    return UsageError(f"--rdzv_endpoint {shown(text)!r}: {why}.", hint=_HINT)
 
 
 def _credentials(user: str | None) -> tuple[str | None, str | None]:
@@ -101,16 +90,6 @@ def _credentials(user: str | None) -> tuple[str | None, str | None]:
         return None, None
     name, colon, password = user.partition(":")
     return unquote(name) or None, unquote(password) if colon else None
-
-
-def _host(text: str, where: str, default_port: int) -> Host:
-    found = _HOST.fullmatch(where)
-    if found is None:
-        raise _refused(text, f"{where!r} is no HOST[:PORT]" if where else "it names no host")
-    port = int(found["port"] or default_port)
-    if not 1 <= port <= 65535:
-        raise _refused(text, f"{found['port']!r} is not a port from 1 to 65535")
-    return Host(found["ipv6"] or found["name"], port)
 
 
 def _database(text: str, digits: str) -> int:

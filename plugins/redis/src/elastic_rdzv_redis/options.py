@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
-from elastic_core.rendezvous.options import positive_seconds
+from elastic_core.rendezvous.endpoint import timeouts
 from elastic_rdzv_redis.endpoint import Endpoint
 
 USERNAME, PASSWORD = "ELASTIC_REDIS_USERNAME", "ELASTIC_REDIS_PASSWORD"
@@ -104,7 +104,6 @@ class Options:
         if "sentinel" in config and not config["sentinel"]:
             raise UsageError("--rdzv_conf 'sentinel=': the master has no name.")
         where = Endpoint.parse(endpoint, sentinels="sentinel" in config)
-        durations = {k: positive_seconds(k, config[k]) for k in ("connect_timeout", "read_timeout") if k in config}
         return cls(
             endpoint=where,
             credentials=_credentials(where, config, environ),
@@ -112,7 +111,7 @@ class Options:
             sentinel_credentials=_sentinel_credentials(config, environ),
             tls=_tls(where, config),
             prefix=_prefix(config.get("prefix", PREFIX)),
-            **durations,
+            **timeouts(config),
         )
 
 

@@ -1,6 +1,6 @@
 """The scripts of the server, one atomic step each, in Lua. All take the same four keys, in the order of ``Keys``.
 
-* ``KEYS[1]``, the ledger: a hash of ``N`` → entry n's id, a line break, its data; and ``head`` → the newest index.
+* ``KEYS[1]``, the ledger: a hash of ``N`` → entry n; and ``head`` → the newest index.
 * ``KEYS[2]``, the roster: a hash of ``n:ID`` → ``SERIAL REVISION``, ``v:ID`` → the value, ``b:ID`` → the heartbeat;
   and ``arrivals`` and ``version``, two counters.
 * ``KEYS[3]`` and ``KEYS[4]``, the bells of the ledger and of the roster: streams of one element each, ``now`` → the
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
+from elastic_core.rendezvous.records import MAX_RECORD_BYTES
 
 EXPIRY = 3 * 24 * 3600
 """Seconds for which a job's keys outlive the last heartbeat."""
@@ -130,18 +131,17 @@ return found
 """Fields and values in turn, of all nodes or of those named."""
 
 APPEND = Script("""
-local before, before_id, index, id, data = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local function is(at, name)
-  local entry = redis.call('HGET', ledger, at)
-  return entry, entry and string.sub(entry, 1, #name + 1) == name .. '\\n'
+local before, before_header, index, entry = ARGV[1], ARGV[2] .. '\\n', ARGV[3], ARGV[4]
+local function is(at, header)
+  local there = redis.call('HGET', ledger, at)
+  return there, there and string.sub(there, 1, #header) == header
 end
-local there, same = is(index, id)
+local there, same = is(index, string.match(entry, '^[^\\n]*\\n'))
 if there then return same and 1 or 0 end
 if before ~= '0' then
-  local _, built_on = is(before, before_id)
+  local _, built_on = is(before, before_header)
   if not built_on then return 0 end
 end
-local entry = id .. '\\n' .. data
 redis.call('HSET', ledger, index, entry, 'head', index)
 ring(ledger_bell, index, entry)
 keep()
@@ -151,17 +151,17 @@ return 1
 
 READ = Script(f"""
 local size = redis.call('HSTRLEN', ledger, ARGV[1])
-if size > {MAX_VALUE_BYTES + 1024} then return size end
+if size > {MAX_RECORD_BYTES} then return size end
 return redis.call('HGET', ledger, ARGV[1])
 """)
 """The entry; its size in bytes if it has too many; nothing if there is none."""
 
 SHRINK = Script("""
 local entry = redis.call('HGET', ledger, ARGV[1])
-local id = entry and string.match(entry, '^[^\\n]*\\n')
-if id and id ~= entry then redis.call('HSET', ledger, ARGV[1], id) end
+local header = entry and string.match(entry, '^[^\\n]*\\n')
+if header and header ~= entry then redis.call('HSET', ledger, ARGV[1], header) end
 """)
-"""An entry keeps only its id."""
+"""An entry keeps only its header, which has its id."""
 
 ERASE = Script("""
 for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, 0) end

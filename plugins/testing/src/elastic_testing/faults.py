@@ -386,10 +386,6 @@ class LossyBackend(RendezvousBackend):
         """As the backend's, if the line lets it."""
         self._line.call(lambda: self._inner.shrink(index), self)
 
-    def forget_workers(self) -> None:
-        """As the backend's, if the line lets it."""
-        self._line.call(self._inner.forget_workers, self)
-
     def erase(self) -> bool:
         """As the backend's, if the line lets it."""
         return self._line.call(self._inner.erase, self)
@@ -397,10 +393,6 @@ class LossyBackend(RendezvousBackend):
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
         """As the backend's, if the line lets it."""
         return self._line.call(lambda: self._inner.wait(cursor, roster=roster, timeout=timeout), self)
-
-    def confirmed_at(self, max_age: float | None = None) -> float:
-        """As the backend's, whatever the line does: it asks others than the store."""
-        return self._inner.confirmed_at(max_age)
 
 
 def _hang_up(connection: socket.socket) -> None:

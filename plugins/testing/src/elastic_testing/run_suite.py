@@ -177,7 +177,7 @@ class PlantConformance(Connections):
         "record",
         [
             pytest.param(b"x" * 100 * 1024 * 1024, id="100 MiB"),
-            pytest.param(b"planted\n" + b"x" * (MAX_VALUE_BYTES + 1), id="a byte too many"),
+            pytest.param(b"2 planted\n" + b"x" * (MAX_VALUE_BYTES + 1), id="a byte too many"),
             pytest.param(bytes(range(256)) * 16, id="random bytes"),
             pytest.param(pickle.dumps(print), id="a pickle"),
             pytest.param(b"", id="nothing"),

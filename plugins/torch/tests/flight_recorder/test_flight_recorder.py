@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from elastic_core.events import Event
+from elastic_core.monitors import RunningRound, WorkerView
 from elastic_torch.flight_recorder import plugin
 from elastic_torch.flight_recorder.analysis import analyse, read
 
@@ -55,7 +57,7 @@ def test_the_collective_and_the_rank_are_named(case: str, tmp_path: Path) -> Non
         for process in ranks.values():
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-        said = plugin.elastic_explain_hang({rank: process.pid for rank, process in ranks.items()}, 2, tmp_path)
+        said = plugin.explain_hang([*ranks], 2, tmp_path)
     finally:
         for process in ranks.values():
             process.kill()
@@ -69,12 +71,12 @@ def test_the_collective_and_the_rank_are_named(case: str, tmp_path: Path) -> Non
 
 
 def test_a_job_without_a_process_group_is_asked_nothing(tmp_path: Path) -> None:
-    assert plugin.elastic_explain_hang({0: 1}, 1, tmp_path) is None
+    assert plugin.explain_hang([0], 1, tmp_path) is None
 
 
 def test_a_pipe_that_no_process_reads_is_no_recorder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / f"{plugin.PIPE_PREFIX}0.pipe")
-    assert plugin.elastic_explain_hang({0: 1}, 1, tmp_path) is None
+    assert plugin.explain_hang([0], 1, tmp_path) is None
 
 
 def test_a_recorder_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +84,7 @@ def test_a_recorder_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: p
     os.mkfifo(pipe := tmp_path / f"{plugin.PIPE_PREFIX}0.pipe")
     reader = os.open(pipe, os.O_RDWR)
     try:
-        said = plugin.elastic_explain_hang({0: 1}, 1, tmp_path)
+        said = plugin.explain_hang([0], 1, tmp_path)
     finally:
         os.close(reader)
     assert said == "the flight recorder of ranks 0 has not answered"
@@ -185,3 +187,25 @@ class Evil:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open, (self.path, "w")
+
+
+def test_each_new_report_of_a_hang_is_explained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[Event] = []
+    look = [WorkerView(rank, rank, 10 + rank, code, is_over=False) for rank, code in ((0, None), (1, 1))]
+    round = RunningRound(3, "run", ["n"], tmp_path, publish=published.append, look=lambda: look)
+    asked: list[object] = []
+
+    def explain(ranks: list[int], world_size: int, directory: Path) -> str:
+        asked.append((ranks, world_size, directory))
+        return "all_reduce: rank 1 is late"
+
+    monkeypatch.setattr(plugin, "explain_hang", explain)
+    plugin.elastic_round_starts(round)
+    [(name, take)] = round.questions.followers
+    assert name == "hang"
+    report = {"hang": True, "report": "rank 1 is in f", "step": 8, "ranks": 4}
+    for found in (None, {**report, "hang": False}, report, report):
+        take(found)
+    assert asked == [([0], 4, tmp_path)]
+    assert [event.message for event in published] == ["round 3: why it hangs:\n  all_reduce: rank 1 is late"]
+    assert round.explanations == ["all_reduce: rank 1 is late"]

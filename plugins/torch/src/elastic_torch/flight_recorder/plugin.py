@@ -15,9 +15,12 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from elastic_core import hookimpl
 from elastic_core.assignment import Assignment
+from elastic_core.events import Event, Field, Level
+from elastic_core.monitors import RunningRound
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"  # the new name of torch 2.9, and the old one
@@ -81,8 +84,27 @@ def torch_version() -> tuple[int, ...]:
 
 
 @hookimpl
-def elastic_explain_hang(ranks: Mapping[int, int], world_size: int, directory: Path) -> str | None:
-    """Ask the workers for dumps, and return in a few lines what torch's analysis says of them."""
+def elastic_round_starts(round: RunningRound) -> None:
+    """Explain each new hang that elastic-hangs finds in this round."""
+    told: list[object] = [None]
+
+    def explain(report: Mapping[str, Any] | None) -> None:
+        if report is None or not report["hang"] or told[0] == (what := (report["report"], report["step"])):
+            return
+        told[0] = what
+        ranks = [worker.rank for worker in round.workers if worker.is_running]
+        if ranks and (text := explain_hang(ranks, report["ranks"], round.directory)):
+            lines = "\n".join(f"  {line}" for line in text.splitlines())
+            fields: dict[str, Field] = {"round": round.number, "explanation": text}
+            message = f"round {round.number}: why it hangs:\n{lines}"
+            round.publish(Event("hang_explained", message, Level.WARNING, fields))
+            round.explain(text)
+
+    round.follow_answers("hang", explain)
+
+
+def explain_hang(ranks: Collection[int], world_size: int, directory: Path) -> str | None:
+    """Ask the workers of these ranks for dumps, and return in a few lines what torch's analysis says of them."""
     pipes = os.environ.get(PIPE) or str(directory / PIPE_PREFIX)
     prefix = next((value for name in FILES if (value := os.environ.get(name))), str(directory / DUMP_PREFIX))
     asked = {rank: prefix + str(rank) for rank in ranks if request(f"{pipes}{rank}.pipe")}

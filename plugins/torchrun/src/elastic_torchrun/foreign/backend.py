@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from elastic_core.plugins.local_backend import LocalBackend
 from elastic_core.protocol.codec import decode_entry
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RosterRow, StoreWarning
+from elastic_core.rendezvous.backend import Cursor, HandlerStore, HeartbeatReply, Link, RosterRow, StoreWarning
 from elastic_core.rendezvous.handler import RendezvousHandler
 from elastic_torchrun.foreign.node import HandlerNode, Settings
 
@@ -24,7 +24,7 @@ a node that has finished waits for the others for {exit_barrier:g} s"""
 """Reported once, at the start."""
 
 
-class HandlerBackend(LocalBackend):
+class HandlerBackend(LocalBackend, HandlerStore):
     """One connection to the private ledger; the first one ends the handler's thread."""
 
     def __init__(self, node: HandlerNode) -> None:

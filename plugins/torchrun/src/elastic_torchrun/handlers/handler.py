@@ -51,6 +51,7 @@ from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
 from elastic_core.rendezvous.seal import protect
+from elastic_core.session.connections import silence_told
 from elastic_core.session.contact import (
     FENCE_SHARE,
     FIRST_CONNECTION_SECONDS,
@@ -63,7 +64,6 @@ from elastic_core.session.join import Applicant, Joined, join
 from elastic_core.session.runtime import RUNTIME
 from elastic_core.session.session import Session
 from elastic_core.session.state import SessionCalls
-from elastic_core.session.store_calls import silence_told
 from elastic_torchrun.handlers import stores
 from elastic_torchrun.handlers.close import close_run
 from elastic_torchrun.handlers.command import command_of

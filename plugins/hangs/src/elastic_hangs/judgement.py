@@ -1,26 +1,22 @@
-"""Where the ranks of a round are: the question to all nodes, their answers, and the report (rule L14).
+"""The judgement on a hang, from where all ranks of a round are: what people read, and which rank the others wait for.
 
-The leader asks when a node sees no progress, or when ``elastic stacks`` has entered a request. Each member answers in
-its row; the leader sums the answers up in a second STACKS, which every node prints.
+All of it is pure. The leader's node makes the report of all answers (``sum_up``), every node follows the reports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from elastic_core.incidents import Incident
-from elastic_core.protocol.entries import Round, Stacks
-from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader_entries import Append
-from elastic_core.protocol.leader_view import LeaderView
-from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.limits import MAX_REQUESTS, REPORT_BYTES, UNREAD_ID_LENGTH, clip
-from elastic_core.protocol.ranks import place
-from elastic_core.protocol.roster import LocalStacks, NodeRow, Phase
+from elastic_core.protocol.limits import clip
+from elastic_core.questions import AskedQuestion, NodeAnswer
 
-ANSWER_WAIT_SECONDS = 5.0  # how long the leader waits for the answers of members that live
-BRIEF, FULL = "brief", "full"  # what a request wants: places, or the whole stacks as well
+HANG, STACKS, FULL_STACKS = "hang", "stacks", "full stacks"  # the names of the questions
+REPORT_BYTES = 2048  # size of a report's text
+MAX_PLACES = 40  # most places in the answer of a node
+PLACE_BYTES = 200  # size of each of them
+FULL_STACKS_BYTES = 24_576  # size of the whole stacks in an answer, of all local ranks together
 FINISHED = "finished"  # the place of a rank whose program has ended
 _ENDED = FINISHED, "the process is gone"
 NO_STACK = "no Python stack"  # the beginning of the place of a process that does not answer
@@ -32,33 +28,73 @@ LOOKS = 3  # in a row that find a hang unchanged, before a rank is ended
 LOOKS_PER_WINDOW = 4  # while that is found out
 
 
-def ask_or_report(view: LeaderView, current: Round, finished: Collection[str]) -> Append | float | None:
-    """Return the STACKS that is due in a live round; else when one may be due, and None if none is expected."""
-    asked, asked_at = view.ledger.stacks, view.ledger.stacks_at
-    if asked is not None and not asked.answers:
-        due = asked_at + ANSWER_WAIT_SECONDS
-        if view.now < due and _unanswered(view, current, finished):
-            return due
-        return Append(_report(view, current, asked), view.ledger.counters)
-    if view.members_behind(current, view.ledger.head.anchors.latest):
-        return None  # a member has not begun; its row will call `decide` again
-    requests = _requests(view)
-    hung = [node for node in view.node_views(current) if node.row.hung and _has_workers(node, current)]
-    window = max((node.row.hung for node in hung), default=0.0)
-    ask_at = _may_ask_at(view.ledger, window) if hung else None
-    suspected = ask_at is not None and view.now >= ask_at
-    if not requests and not suspected:
-        return ask_at
-    last = view.ledger.suspected
-    body = Stacks(
-        round=current.number,
-        why=_why(view, hung if suspected else [], requests),
-        requests=tuple(node.node_id for node in requests),
-        full=any(node.row.wants_stacks == FULL for node in requests),
-        window=window if suspected else 0.0,
-        nth=(0 if last is None else last.nth) + 1 if suspected else 0,
-    )
-    return Append(body, view.ledger.counters)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStacks:
+    """Where the ranks of one node are: its answer."""
+
+    places: Mapping[str, tuple[int, ...]]  # the ranks at each place, at most MAX_PLACES
+    moved: bool = False  # whether a stack changed within a second, or lately a rank came to a new step, or one printed
+    busy: bool = False  # whether a rank that waits for no other may have worked since its silence began
+    step: int | None = None  # the newest step that a rank here is known to have reached
+    behind: Mapping[str, int] = field(default_factory=dict)
+    """The last step of each rank that has shown nothing for a window and waits for no other rank, by rank."""
+    texts: Mapping[str, str] = field(default_factory=dict)  # the whole stacks by rank, if they are wanted
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as a JSON value."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> LocalStacks:
+        """Return the answer of another node; one without places where no monitor has answered."""
+        if value is None:
+            return cls(places={})
+        places = {where: tuple(ranks) for where, ranks in value["places"].items()}
+        return cls(**{**value, "places": places})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The report on the answers of all nodes."""
+
+    round: int
+    why: str
+    ranks: int = 0  # how many ranks the round has, as far as nodes could be asked
+    window: float = 0.0  # seconds without progress that a node has seen; 0 if nothing is suspected
+    nth: int = 0  # how often a suspicion has had nodes asked in this round; 0 if nothing is suspected
+    report: str = ""  # where the ranks are: a line for each place, at most REPORT_BYTES
+    still: bool = False  # whether no stack changed within a second, on any node that has answered
+    looks: int = 0
+    """How many looks in a row found this hang: all ranks at the same places, and the culprit not busy, or always."""
+    hang: bool = False  # whether the job hangs
+    culprit: int = 0  # the rank that ``--hang_timeout`` ends; -1 for none
+    step: int | None = None  # the newest step that any rank is known to have reached
+
+
+def sum_up(question: AskedQuestion, answers: Sequence[NodeAnswer], before: Report | None) -> Report:
+    """Return the report of the answers; ``before`` is the former one of that name in the round."""
+    window = float(question.value["window"]) if question.name == HANG else 0.0
+    why = f"no progress for {window:g} s on {question.asked_by}"
+    if question.name != HANG:
+        why = f"requested by elastic stacks on {question.asked_by}"
+    nth = 0 if question.name != HANG else 1 if before is None else before.nth + 1
+    ranks = sum(len(one.ranks) for one in answers)
+    asked = Report(round=question.round, why=why, ranks=ranks, window=window, nth=nth)
+    places: dict[int, str] = {}
+    behind: dict[int, int] = {}
+    found, late = [], []
+    for one in answers:
+        if one.finished:
+            places |= dict.fromkeys(one.ranks, FINISHED)
+        elif one.silent:
+            late.append(f"{one.node} (ranks {describe_ranks(one.ranks)}) has not answered")
+        else:
+            answer = LocalStacks.from_json(one.value)
+            found.append(answer)
+            behind |= _behind(answer, one.ranks)
+            places |= {rank: where for where, at in answer.places.items() for rank in at if rank in one.ranks}
+    complete = not late and all(answer.places for answer in found)  # a node that is late may be the one that works
+    return _judge(asked, found, places, behind, before, late, complete=complete)
 
 
 def summarize(places: Mapping[int, str], *, requested: bool = False) -> list[str]:
@@ -98,8 +134,8 @@ def is_still(answers: Iterable[LocalStacks]) -> bool:
     return bool(every) and not any(answer.moved for answer in every)
 
 
-def is_hang(answers: Sequence[LocalStacks], before: Stacks | None, places: Mapping[int, str]) -> bool:
-    """Whether nothing moves; ``before`` is the last report of a suspicion in this round, ``places`` are all ranks'.
+def is_hang(answers: Sequence[LocalStacks], before: Report | None, places: Mapping[int, str]) -> bool:
+    """Whether nothing moves; ``before`` is the former report on a suspicion in this round, ``places`` are all ranks'.
 
     A rank that uses a CPU, or moves data, may be working in one line for long. So it counts as hanging only if it was
     found in the same state a window ago: at the same step, or at the same place while all others wait for it.
@@ -114,7 +150,7 @@ def is_hang(answers: Sequence[LocalStacks], before: Stacks | None, places: Mappi
     return others == 1 < len(places) and before.report == _fit_lines(summarize(places))
 
 
-def is_news(found: Stacks, last: Stacks | None) -> bool:
+def is_news(found: Report, last: Report | None) -> bool:
     """Return whether people have not read this report of a hang yet; ``last`` is the newest one of the same round."""
     return found.hang and (last is None or (last.report, last.step) != (found.report, found.step))
 
@@ -124,14 +160,14 @@ def newest_step(answers: Iterable[LocalStacks]) -> int | None:
     return max((answer.step for answer in answers if answer.step is not None), default=None)
 
 
-def report_alone(answer: LocalStacks, number: int) -> Stacks:
+def report_alone(answer: LocalStacks, number: int) -> Report:
     """Return the report of a host whose ranks are all that can be asked."""
     places = {rank: where for where, ranks in answer.places.items() for rank in ranks}
-    asked = Stacks(round=number, why="requested by elastic stacks")
+    asked = Report(round=number, why="requested by elastic stacks")
     return _judge(asked, [answer], places, {}, None, complete=bool(places))
 
 
-def next_question_at(last: Stacks | None, at: float, window: float) -> float:
+def next_question_at(last: Report | None, at: float, window: float) -> float:
     """Return when ranks may be asked again after the report ``last`` at an instant.
 
     Until a hang is found unchanged often enough for a rank to be ended, that is soon; else each time twice as late.
@@ -142,17 +178,6 @@ def next_question_at(last: Stacks | None, at: float, window: float) -> float:
     return at + max(window, last.window) * (1 / LOOKS_PER_WINDOW if soon else 2.0 ** min(last.nth - 1, MOST_DOUBLINGS))
 
 
-def describe_others(view: LeaderView, old: Round, first: Incident) -> str:
-    """Return where the ranks were that may be what ``first``, a consequence, waited for; '' for none, or otherwise.
-
-    They were asked before they were stopped, after the HALT. A rank in a collective waited as well.
-    """
-    halt, epoch = view.ledger.head.anchors.halt, view.ledger.head.epoch
-    rows = [node.row for node in view.node_views(old)] if first.follows_peer else []
-    current = [row.stacks for row in rows if row.epoch == epoch and row.stacks is not None]
-    return describe_absent(found for found in current if found.answers == halt)
-
-
 def describe_absent(answers: Iterable[LocalStacks]) -> str:
     """Return where the ranks are that wait for no other, in one line; '' for none."""
     places = {rank: where for found in answers for where, ranks in found.places.items() for rank in ranks}
@@ -160,14 +185,7 @@ def describe_absent(answers: Iterable[LocalStacks]) -> str:
     return "; ".join(_describe(where, ranks) for where, ranks in _by_suspicion(places))
 
 
-def with_report(incident: Incident, found: Stacks | None) -> Incident:
-    """Return the incident with the newest report of a hang, if it is of its round."""
-    if found is None or not found.hang or found.round != incident.round or found.report in incident.detail:
-        return incident
-    return replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), describe_hang(found)])))
-
-
-def describe_hang(report: Stacks) -> str:
+def describe_hang(report: Report) -> str:
     """Return the message of a report for people, several lines."""
     since = "" if report.step is None else f", since step {report.step}"
     what = f"no progress for {report.window:g} s{since}" if report.hang else f"where the ranks are{since}"
@@ -187,76 +205,16 @@ def _describe(where: str, ranks: Sequence[int]) -> str:
     return f"{who}: {where}" if where.startswith((NO_STACK, "the process")) else f"{who} {verb} {where}"
 
 
-def _has_workers(node: NodeView, current: Round) -> bool:
-    return node.row.phase is Phase.RUNNING and node.row.round == current.number
-
-
-def _may_ask_at(ledger: Ledger, window: float) -> float:
-    """Return when members may be asked again after a suspicion: after the window, each time twice as late."""
-    last = ledger.suspected
-    return next_question_at(last, ledger.round_at if last is None else ledger.suspected_at, window)
-
-
-def _requests(view: LeaderView) -> list[NodeView]:
-    """Return the requests that no report has served yet."""
-    nodes = view.watch.nodes.values()
-    wanted = [node for node in nodes if node.row.wants_stacks and node.node_id not in view.ledger.served]
-    return [node for node in wanted if len(node.node_id) <= UNREAD_ID_LENGTH][:MAX_REQUESTS]
-
-
-def _why(view: LeaderView, hung: Sequence[NodeView], requests: Sequence[NodeView]) -> str:
-    if not hung:
-        return f"requested by elastic stacks on {requests[0].row.info.host}"
-    return f"no progress for {hung[0].row.hung:g} s on {view.describe_nodes(node.node_id for node in hung)}"
-
-
-def _answer(view: LeaderView, row: NodeRow) -> LocalStacks | None:
-    """Return a row's answer to the open question; None if it has none."""
-    found, ledger = row.stacks, view.ledger
-    answered = found is not None and row.epoch == ledger.head.epoch and found.answers == ledger.stacks_index
-    return found if answered else None
-
-
-def _unanswered(view: LeaderView, current: Round, finished: Collection[str]) -> list[str]:
-    """Return the members that have yet to answer, without those that have finished or are lost."""
-    nodes = view.node_views(current)
-    answered = {node.node_id for node in nodes if not node.row.info.host_id or _answer(view, node.row) is not None}
-    return [i for i in current.group_ranks if i not in answered and i not in finished and not view.is_lost(i)]
-
-
-def _report(view: LeaderView, current: Round, asked: Stacks) -> Stacks:
-    places: dict[int, str] = {}
-    behind: dict[int, int] = {}
-    answers, silent = [], []
-    for member in current.members:
-        node, mine = view.get(member.node_id), place(current.members, member.node_id)
-        ranks = range(mine.first_rank, mine.first_rank + member.local_world_size)
-        if view.has_finished(current, member.node_id):
-            places |= dict.fromkeys(ranks, FINISHED)
-        elif node is not None and not node.row.info.host_id:
-            continue
-        elif node is None or (answer := _answer(view, node.row)) is None:
-            silent.append((member.node_id, ranks))
-        else:
-            answers.append(answer)
-            behind |= _behind(answer, ranks)
-            places |= {rank: where for where, found in answer.places.items() for rank in found if rank in ranks}
-    late = [f"{view.describe_nodes([i])} (ranks {describe_ranks(ranks)}) has not answered" for i, ranks in silent]
-    complete = not silent and all(answer.places for answer in answers)  # a node that is late may be the one that works
-    found = _judge(asked, answers, places, behind, view.ledger.suspected, late, complete=complete)
-    return replace(found, answers=view.ledger.stacks_index)
-
-
 def _judge(
-    asked: Stacks,
+    asked: Report,
     answers: Sequence[LocalStacks],
     places: Mapping[int, str],
     behind: Mapping[int, int],
-    last: Stacks | None,
+    last: Report | None,
     late: Sequence[str] = (),
     *,
     complete: bool,
-) -> Stacks:
+) -> Report:
     """Return what a question has found.
 
     Args:

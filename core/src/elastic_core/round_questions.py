@@ -1,0 +1,96 @@
+"""The callbacks of the monitors of a round that answer questions, follow reports, and speak before a stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from elastic_core.errors import in_one_line
+from elastic_core.events import Event, Level
+from elastic_core.questions import ANSWER_MAX_BYTES, encode
+from elastic_core.threads import PatientThread, bounded
+
+LAST_WORDS_SECONDS, LAST_WORDS_MAX_CHARACTERS = 0.5, 400  # of a monitor, before workers are stopped
+FOLLOW_SECONDS = 20.0  # how long a follower of reports may take
+
+
+_Found = TypeVar("_Found")
+
+
+class Guarded(Generic[_Found]):
+    """Calls a monitor, until that raises: the error is published, and from then on each call returns None."""
+
+    def __init__(self, call: Callable[..., _Found], publish: Callable[[Event], None]) -> None:
+        self._call: Callable[..., _Found] | None = call
+        self._publish = publish
+
+    def __call__(self, *given: object) -> _Found | None:
+        """Return what the monitor returns; None once it has raised."""
+        if (call := self._call) is None:
+            return None
+        try:
+            return call(*given)
+        except Exception as exc:
+            self._call = None
+            message = f"a monitor raised, and is not called again in this round: {in_one_line(exc)}"
+            self._publish(Event("plugin_failed", message, Level.WARNING))
+            return None
+
+
+class RoundQuestions:
+    """All of them for one round."""
+
+    def __init__(self, publish: Callable[[Event], None]) -> None:
+        self._publish = publish
+        self.finders: dict[str, Callable[[object], object]] = {}
+        self.followers: list[tuple[str, Callable[[Any], object]]] = []
+        self.last_words: list[tuple[Callable[[], object], float]] = []
+        self._reports: list[tuple[str, object]] = []  # those that followers have yet to take
+        self._lock = threading.Lock()
+
+    def find(self, name: str, value: object) -> str:
+        """Return the answer to a question as JSON; ``null`` where no monitor has one."""
+        find = self.finders.get(name)
+        try:
+            return encode(None if find is None else find(value), ANSWER_MAX_BYTES)
+        except ValueError as exc:
+            self._publish(_failed(f"a monitor's answer to {name!r} is left out: {in_one_line(exc)}"))
+            return encode(None, ANSWER_MAX_BYTES)
+
+    def take(self, name: str, report: object) -> None:
+        """Pass a report on to its followers, in order, on a thread of their own."""
+        if not any(name == followed for followed, _ in self.followers):
+            return
+        with self._lock:
+            self._reports.append((name, report))
+            if len(self._reports) == 1:
+                PatientThread(target=self._pass_on, name="elastic-reports", daemon=True).start()
+
+    def say_last(self) -> str:
+        """Return what monitors say of workers that are about to be stopped; blocks as long as they may take."""
+        said = []
+        for call, within in self.last_words:
+            try:
+                said.append(bounded(call, within))
+            except TimeoutError:
+                continue
+        return "; ".join(text[:LAST_WORDS_MAX_CHARACTERS] for text in said if isinstance(text, str) and text)
+
+    def _pass_on(self) -> None:
+        more = True
+        while more:
+            name, report = self._reports[0]
+            for take in [take for followed, take in self.followers if followed == name]:
+                try:
+                    bounded(partial(take, report), FOLLOW_SECONDS)
+                except TimeoutError:
+                    self._publish(_failed(f"a monitor has taken the report on {name!r} for {FOLLOW_SECONDS:g} s"))
+            with self._lock:
+                del self._reports[0]
+                more = bool(self._reports)
+
+
+def _failed(message: str) -> Event:
+    return Event("plugin_failed", message, Level.WARNING)
