@@ -129,6 +129,8 @@ class Node:
     """True if it does not reach the store."""
     behind: bool = False
     """True if it reads no new entries, although it sends heartbeats."""
+    idle: bool = False
+    """True if its workers make no progress."""
     lingers: bool = False
     """True if a process of its workers outlives each stop."""
     holds: bool = False
@@ -230,6 +232,18 @@ class World:
             at = self.now + TICK if self.look_at is None else min(self.now + TICK, max(self.look_at, self.now + 0.001))
             self.now = round(min(at, until), 3)
             self.settle()
+
+    def on_idle(self, name: str) -> None:
+        self.nodes[name].idle = True
+
+    def on_port_taken(self, name: str) -> None:
+        node, message = self.nodes[name], "port 29500 is taken"
+        round_, host = node.state.round, node.state.info.host
+        incident = Incident(
+            kind=IncidentKind.PORT_TAKEN, round=round_, node_id=name, host=host, after=0.1, message=message
+        )
+        self.say(name, f"cannot serve the workers' store of round {round_}: {message}")
+        self.hears(node, WorkerFailed(incident))
 
     def on_fail(self, name: str, rank: str, code: str = "1", message: str = "", after: str = "60") -> None:
         node = self.nodes[name]
@@ -357,13 +371,13 @@ class World:
 
     def on_drain(self, host: str) -> None:
         self.say("shell", f"elastic drain {host}")
-        self.rows["request"] = NodeRow(info=_shell("request"), drain=self.on_host(host)), 1000, 0
+        self.rows["request"] = NodeRow(info=_shell("request"), drain=self.names_on(host)), 1000, 0
 
     def on_release(self, host: str) -> None:
         self.say("shell", f"elastic release {host}")
-        self.rows["request"] = NodeRow(info=_shell("request"), release=self.on_host(host)), 1000, 0
+        self.rows["request"] = NodeRow(info=_shell("request"), release=self.names_on(host)), 1000, 0
 
-    def on_host(self, host: str) -> tuple[str, ...]:
+    def names_on(self, host: str) -> tuple[str, ...]:
         return tuple(name for name, node in self.nodes.items() if node.state.info.host == host)
 
     def on_leave(self, name: str) -> None:
@@ -445,7 +459,7 @@ class World:
             case Start(current, _):
                 self.say(node.name, f"starts its workers of round {current.number}")
                 notices: list[NodeEvent] = [TakesNotices(current.number)] if node.steps else []
-                return [Progressed(current.number), *notices]
+                return notices if node.idle else [Progressed(current.number), *notices]
             case Stop(grace, why):
                 self.say(node.name, f"stops its workers ({GRACES[grace]}): {why}")
                 return [] if node.lingers else [WorkersGone()]
@@ -752,7 +766,3 @@ def test_the_protocol_does_what_the_scenario_shows(path: Path) -> None:
     if os.environ.get("REWRITE_SCENARIOS"):
         path.write_text(now, encoding="utf-8")
     assert now == text or os.environ.get("REWRITE_SCENARIOS")
-
-
-def test_there_are_a_dozen_scenarios() -> None:
-    assert len(list(SCENARIOS.glob("*.txt"))) >= 12
