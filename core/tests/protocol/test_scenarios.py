@@ -21,6 +21,7 @@ import pytest
 
 from elastic_core.config.parse import OnNodeLoss, node_range
 from elastic_core.config.run import Timing
+from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, is_peer_loss, strictest
 from elastic_core.plugins.builtin import MaxRestartsPolicy
@@ -34,6 +35,7 @@ from elastic_core.protocol.entries import (
     Drain,
     Entry,
     Halt,
+    HaltReason,
     Leader,
     Offer,
     Open,
@@ -81,6 +83,7 @@ from elastic_core.protocol.node_events import (
     Start,
     SteppedDown,
     Stop,
+    StoreLost,
     TakesNotices,
     Work,
     WorkerFailed,
@@ -380,6 +383,11 @@ class World:
     def names_on(self, host: str) -> tuple[str, ...]:
         return tuple(name for name, node in self.nodes.items() if node.state.info.host == host)
 
+    def on_forge(self, name: str) -> None:
+        """A process that can write to the store, and is not the leader, writes a HALT."""
+        body = Halt(round=self.nodes[self.store[-1].leader].state.round, reason=HaltReason.FAILURE, why="stop")
+        self.append(compose(self.newest(), body, entry_id=self.new_id(), author=name, now=self.now))
+
     def on_leave(self, name: str) -> None:
         self.say(name, "receives SIGTERM")
         self.hears(self.nodes[name], Leaving("received SIGTERM", SIGTERM_EXIT))
@@ -494,6 +502,11 @@ class World:
             self.hears(node, EntriesRead(news, self.now))
         except HistoryChangedError:  # another run goes on in this store
             return self.settle_history(node)
+        except RendezvousStateError as exc:
+            self.say(node.name, f"reads no further, and sends no more heartbeats: {str(exc).splitlines()[0]}")
+            node.cut = True
+            self.hears(node, StoreLost())
+            return True
         node.entries += news
         drained = node.name in node.state.ledger.asked and node.state.leaving is None
         if drained and node.alive:
