@@ -30,9 +30,9 @@ from elastic_hangs.watch import LEAST_WINDOW_SECONDS
 
 LAUNCH = """
 import sys
-from elastic_core.agent import hangs
 from elastic_core.cli.main import main
-hangs.LEAST_WINDOW_SECONDS = float(sys.argv.pop(1))
+from elastic_hangs import watch
+watch.LEAST_WINDOW_SECONDS = float(sys.argv.pop(1))
 sys.exit(main())
 """
 HOWS = "slow_steps", "slower_steps", "long_evaluation", "long_first_step", "loader", "checkpoint", "hang"

@@ -72,3 +72,10 @@ def test_the_page_of_hooks_is_what_the_code_says() -> None:
     page = (DOCS / "reference" / "plugin_hooks.md").read_text(encoding="utf-8")
     assert page == rendered, "run: python docs/render_hooks.py"
     assert re.findall(r"^### `(\w+)`$", page, re.MULTILINE) == list(HOOKS)
+
+
+def test_the_page_of_public_modules_and_the_stubs_of_packages_are_up_to_date() -> None:
+    render = runpy.run_path(str(DOCS / "render_public.py"))
+    made = {render["PAGE"]: render["page"](), **dict(render["stubs"]())}
+    stale = [str(path) for path, text in made.items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run python docs/render_public.py"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from importlib import metadata
+from importlib import import_module, metadata, util
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,28 @@ def test_every_public_name_is_there_and_every_lazy_one_is_public() -> None:
     namespace: dict[str, object] = {}
     exec("from elastic_core import *", namespace)
     assert {name for name in namespace if name != "__builtins__"} == set(elastic_core.__all__)
-    assert {*elastic_core._HOME} == set(elastic_core.__all__)
     libraries = [*library.OFFERED, *library.OF_ELASTIC_TORCH]
+    assert elastic_core.NAMES["worker.library"].split() == sorted(libraries)
     assert dir(elastic_core) == sorted([*elastic_core.__all__, *elastic_core._SUBMODULES, *libraries])
+
+
+@pytest.mark.parametrize("package", elastic_core.PUBLIC)
+def test_a_public_name_of_a_package_is_the_thing_itself_before_and_after_other_imports(package: str) -> None:
+    for home, names in getattr(import_module(package), "NAMES", {}).items():
+        module = import_module(f"elastic_core.{home}")
+        for name in names.split():
+            if home != "worker.library":  # of libraries that are not installed with core
+                assert getattr(import_module(package), name) is getattr(module, name)
+                assert util.find_spec(f"{package}.{name}") is None, "a module of that name would hide it"
+
+
+def test_a_public_name_imports_its_module_alone() -> None:
+    script = (
+        "import sys; from elastic_core.config import Flag; print(*(name for name in sys.modules if 'config' in name))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "elastic_core.config.flag" in found
+    assert "elastic_core.config.rdzv_conf" not in found
 
 
 @pytest.mark.parametrize("name", elastic_core._SUBMODULES)

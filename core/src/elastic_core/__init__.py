@@ -27,7 +27,8 @@ follows, the **session** writes the node's row, the store wakes the leader's rea
 (``protocol.leader``) appends an entry, every **agent** acts on the entry. Read first ``hookspecs``, then
 ``protocol.leader``, then ``agent.supervisor``.
 
-Public names are imported when they are first used: ``import elastic_core`` itself imports no other module.
+Public names are imported when they are first used: ``import elastic_core`` itself imports no other module. Plugins
+import from the modules of ``PUBLIC`` alone; ``docs/render_public.py`` writes their stubs for type checkers.
 """
 
 from __future__ import annotations
@@ -37,82 +38,95 @@ import sys
 TYPE_CHECKING = False  # typing's, without the import, which takes longer than all else here
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-    from elastic_core.config.flag import Flag as Flag
-    from elastic_core.config.run import RunConfig as RunConfig
-    from elastic_core.errors import (
-        ElasticError as ElasticError,
-        PluginError as PluginError,
-        RendezvousClosedError as RendezvousClosedError,
-        RendezvousConnectionError as RendezvousConnectionError,
-        RendezvousError as RendezvousError,
-        RendezvousRefusedError as RendezvousRefusedError,
-        RendezvousStateError as RendezvousStateError,
-        RendezvousTimeoutError as RendezvousTimeoutError,
-        StoreLostError as StoreLostError,
-        UnhealthyNodeError as UnhealthyNodeError,
-        UsageError as UsageError,
-    )
-    from elastic_core.gates import JoinGate as JoinGate, StartGate as StartGate
-    from elastic_core.hookspecs import hookimpl as hookimpl
-    from elastic_core.monitors import LineReader as LineReader, RunningRound as RunningRound
-    from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
-    from elastic_core.rendezvous.handler import (
-        RendezvousHandler as RendezvousHandler,
-        RendezvousInfo as RendezvousInfo,
-        RendezvousParameters as RendezvousParameters,
-    )
-    from elastic_core.rendezvous.options import RendezvousOptions as RendezvousOptions
-    from elastic_core.version import __version__ as __version__
-    from elastic_core.worker.error_file import record as record
-    from elastic_core.worker.library import (
-        ElasticDistributedSampler as ElasticDistributedSampler,
-        TrainState as TrainState,
-        init_process_group as init_process_group,
-    )
-    from elastic_core.worker.progress import report as report
+PUBLIC = {
+    "elastic_core": "what most plugins and training scripts need: settings, hooks, gates, errors",
+    "elastic_core.agent": "an agent in this process, workers' output, log directories, and the cause of a failure",
+    "elastic_core.cli": "commands: their options, the store of the job that they look at, warnings",
+    "elastic_core.cli.main": "the entry point of ``elastic``",
+    "elastic_core.config": "the settings of a run: flags, the program, ``--rdzv_conf``, environment variables",
+    "elastic_core.config.parse": "reads the values of flags and settings from text",
+    "elastic_core.errors": "the errors that users see, each with a hint",
+    "elastic_core.events": "events, which observers receive, and their levels",
+    "elastic_core.exit_codes": "the exit codes of ``elastic run``, and those of workers in words",
+    "elastic_core.host": "facts about this machine: names, addresses, ports, terminal, memory kills",
+    "elastic_core.host.devices": "the accelerators of this machine",
+    "elastic_core.incidents": "failures, their history, and verdicts on them",
+    "elastic_core.monitors": "a round and its workers, as monitors see them",
+    "elastic_core.plugins": "the installed plugins, those of a run, and the backend for one node",
+    "elastic_core.progress": "progress and checkpoints of a worker",
+    "elastic_core.protocol": "the records in a store, their codec and limits, and a node's state machine",
+    "elastic_core.questions": "questions of monitors to all nodes of a round, and the answers",
+    "elastic_core.rendezvous": "the interfaces of a backend and of a rendezvous handler, and the parameters of both",
+    "elastic_core.session": "a node's connection to its store, and what can be read and asked from outside of the job",
+    "elastic_core.session.join": "enters a run, or opens it",
+    "elastic_core.starter": "how a plugin brings a process that forks workers",
+    "elastic_core.threads": "calls in a thread, with a limit of time",
+    "elastic_core.warden": "the parent of workers: its client, its messages, a starter's side, and processes of Linux",
+    "elastic_core.worker": "inside a worker: graceful stop, error file, memory files, the channel to the agent",
+}
+"""The modules that plugins may import, and the subject of each."""
 
-_HOME = {
-    name: module
-    for module, names in {
-        "config.flag": "Flag",
-        "config.run": "RunConfig",
-        "errors": "ElasticError PluginError RendezvousClosedError RendezvousConnectionError RendezvousError "
-        "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UnhealthyNodeError "
-        "UsageError",
-        "gates": "JoinGate StartGate",
-        "hookspecs": "hookimpl",
-        "monitors": "LineReader RunningRound",
-        "rendezvous.backend": "RendezvousBackend",
-        "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousParameters",
-        "rendezvous.options": "RendezvousOptions",
-        "version": "__version__",
-        "worker.error_file": "record",
-        "worker.progress": "report",
-    }.items()
-    for name in names.split()
-}  # the module of each public name
-__all__ = [*_HOME]  # noqa: PLE0604  (strings)
+NAMES = {
+    "assignment": "Assignment",
+    "config.flag": "Flag",
+    "config.run": "RunConfig",
+    "errors": "ElasticError PluginError RendezvousClosedError RendezvousConnectionError RendezvousError "
+    "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UnhealthyNodeError UsageError",
+    "gates": "JoinGate StartGate",
+    "hookspecs": "hookimpl",
+    "monitors": "LineReader RunningRound",
+    "rendezvous.backend": "RendezvousBackend",
+    "rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousParameters",
+    "rendezvous.options": "RendezvousOptions",
+    "version": "__version__",
+    "worker.error_file": "record",
+    "worker.library": "ElasticDistributedSampler TrainState init_process_group",
+    "worker.progress": "report",
+}
+"""The public names of this package: those of each module. Public packages below it have such a table, too."""
 
 _SUBMODULES = ("agent", "errors", "hookspecs", "rendezvous")  # what ``elastic.NAME`` imports, of core
-_OF_LIBRARY = ("ElasticDistributedSampler", "TrainState", "init_process_group")
-"""Names that need an installed library (``worker.library``), and are not in ``__all__``, so that ``import *`` works."""
+
+
+def names_of(package: str, names: Mapping[str, str], *, torchs: bool = False) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package, which imports the module of a public name when the name is used.
+
+    Args:
+        package: The name of the package.
+        names: The public names of each module, by the path of the module below ``elastic_core``.
+        torchs: Whether elastic-torchrun adds names of torch's package to this one.
+    """
+    homes = {name: module for module, listed in names.items() for name in listed.split()}
+
+    def find(name: str) -> Any:
+        from importlib import import_module
+
+        if name in homes:
+            return getattr(import_module(f"{__name__}.{homes[name]}"), name)
+        if not torchs:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return import_module(f"{__name__}.worker.library").added_name(package, name)
+
+    return find
+
+
+__all__ = [name for module in NAMES if module != "worker.library" for name in NAMES[module].split()]
+_find = names_of(__name__, NAMES, torchs=True)
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
     if name in _SUBMODULES:
+        from importlib import import_module
+
         return import_module(f"{__name__}.{name}")
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    library = import_module(f"{__name__}.worker.library")
-    return getattr(library, name) if name in _OF_LIBRARY else library.added_name(__name__, name)
+    return _find(name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_SUBMODULES, *_OF_LIBRARY]
+    return [*__all__, *_SUBMODULES, *NAMES["worker.library"].split()]
 
 
 class _LastFinder:

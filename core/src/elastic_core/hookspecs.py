@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (1, 12)
+HOOKSPEC_VERSION = (2, 0)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)

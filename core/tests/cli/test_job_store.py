@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, job_store
+from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, open_store
 from elastic_core.errors import PluginError, UsageError, how_to_install
 from elastic_core.plugins.entry_points import Catalogue
 
@@ -48,7 +48,7 @@ def test_nothing_else_is_among_the_flags() -> None:
 
 @pytest.mark.usefixtures("finder")
 def test_a_connection_of_the_finder_is_used_and_closed() -> None:
-    with job_store({**NOTHING, "rdzv_id": "through"}) as (store, job):
+    with open_store({**NOTHING, "rdzv_id": "through"}) as (store, job):
         assert (job, store.roster()) == ("through-1", [])
         assert not store.closed  # type: ignore[attr-defined]  # the finder's class
     assert store.closed  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def test_a_connection_of_the_finder_is_used_and_closed() -> None:
 def test_without_a_connection_the_flags_of_the_finder_name_the_store() -> None:
     with (
         pytest.raises(NoStoreError, match="The local backend serves one node"),
-        job_store({**NOTHING, "rdzv_id": "way"}),
+        open_store({**NOTHING, "rdzv_id": "way"}),
     ):
         pass
 
@@ -66,20 +66,20 @@ def test_without_a_connection_the_flags_of_the_finder_name_the_store() -> None:
 @pytest.mark.usefixtures("finder")
 def test_a_named_store_is_not_looked_for() -> None:
     named = {**NOTHING, "rdzv_backend": "local", "rdzv_id": "through"}
-    with pytest.raises(NoStoreError, match="The local backend serves one node"), job_store(named):
+    with pytest.raises(NoStoreError, match="The local backend serves one node"), open_store(named):
         pass
 
 
 @pytest.mark.usefixtures("finder")
 def test_a_finder_that_fails_is_named() -> None:
     with pytest.raises(PluginError, match=r"'mine'.* raised in elastic_find_job: KeyError"):
-        job_store({**NOTHING, "rdzv_id": "broken"}).__enter__()
+        open_store({**NOTHING, "rdzv_id": "broken"}).__enter__()
 
 
 @pytest.mark.parametrize(("job", "named"), [(None, ""), ("other", " 'other'")])
 @pytest.mark.usefixtures("finder")
 def test_a_job_that_is_not_found_is_said_to_be(job: str | None, named: str) -> None:
-    with pytest.raises(NoStoreError) as missing, job_store({**NOTHING, "rdzv_id": job}):
+    with pytest.raises(NoStoreError) as missing, open_store({**NOTHING, "rdzv_id": job}):
         pass
     assert missing.value.message == f"No running job{named} of this user was found on this host."
     assert missing.value.hint == "Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id."
@@ -89,6 +89,6 @@ def test_where_no_finder_is_installed_the_distribution_that_brings_one_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Catalogue, "read", lambda: Catalogue([]))
-    with pytest.raises(UsageError) as missing, job_store(NOTHING):
+    with pytest.raises(UsageError) as missing, open_store(NOTHING):
         pass
     assert str(missing.value.hint).endswith(f" Or have it found: {how_to_install('elastic-operate')}")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.config.parse import node_range
-from elastic_core.config.rdzv_conf import RendezvousConf, check_spares, parse, scheduler_uid
+from elastic_core.config.rdzv_conf import RendezvousConf, check_spares, parse_conf, scheduler_uid
 from elastic_core.config.run import Timing
 from elastic_core.errors import UsageError
 from elastic_core.rendezvous.options import RendezvousOptions
@@ -16,7 +16,7 @@ OPTIONS = RendezvousOptions(
 
 
 def read(text: str) -> RendezvousConf:
-    return parse(text, backend="c10d", options=OPTIONS)
+    return parse_conf(text, backend="c10d", options=OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_torchs_keys_are_taken_and_the_backends_own_reason_goes_before_cores() -
 
 
 def test_a_handler_of_others_gets_every_key_and_core_its_own_two() -> None:
-    conf = parse("foo=1,join_timeout=x,fence_after=9", backend="mine", options=RendezvousOptions(handler=True))
+    conf = parse_conf("foo=1,join_timeout=x,fence_after=9", backend="mine", options=RendezvousOptions(handler=True))
     assert conf.backend == {"foo": "1", "join_timeout": "x", "fence_after": "9"}
     assert conf.timing == Timing(fence_after=9)
-    waits = parse("join_timeout=7", backend="mine", options=RendezvousOptions(handler=True))
+    waits = parse_conf("join_timeout=7", backend="mine", options=RendezvousOptions(handler=True))
     assert (waits.backend, waits.timing) == ({"join_timeout": "7"}, Timing(join_timeout=7))
-    endless = parse("join_timeout=-1", backend="mine", options=RendezvousOptions(handler=True))
+    endless = parse_conf("join_timeout=-1", backend="mine", options=RendezvousOptions(handler=True))
     assert (endless.backend, endless.timing) == ({"join_timeout": "-1"}, Timing())
 
 

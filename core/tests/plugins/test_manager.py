@@ -204,7 +204,7 @@ def test_a_plugin_with_the_name_of_another_is_refused() -> None:
 
 
 def newer() -> SimpleNamespace:
-    return SimpleNamespace(elastic_hookspec_major=2, elastic_observe=hookimpl(lambda event: None))
+    return SimpleNamespace(elastic_hookspec_major=3, elastic_observe=hookimpl(lambda event: None))
 
 
 def wrapping() -> SimpleNamespace:
@@ -219,7 +219,7 @@ def wrapping() -> SimpleNamespace:
     [
         pytest.param(
             newer(),
-            "The plugin 'mine' is built for version 2 of the hook specs; this elastic-core has version 1.",
+            "The plugin 'mine' is built for version 3 of the hook specs; this elastic-core has version 2.",
             None,
         ),
         pytest.param(
@@ -260,7 +260,7 @@ def test_a_plugin_that_does_not_fit_is_refused_in_one_sentence(misfit: object, m
 
 def test_a_plugin_may_implement_hooks_that_only_other_versions_have_if_it_says_so() -> None:
     future = SimpleNamespace(
-        elastic_hookspec_major=1,
+        elastic_hookspec_major=2,
         elastic_dream=hookimpl(optionalhook=True)(lambda: None),
         elastic_observe=hookimpl(lambda: None),
     )

@@ -30,9 +30,17 @@ No module here decides anything about the job: ``protocol.leader`` and ``protoco
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from elastic_core import names_of
 
+NAMES = {
+    "agent.directories": "make_log_dir remove_abandoned",
+    "agent.error_files": "error_file_data",
+    "agent.failure_cause": "as_torchs find_cause recorded_cause",
+    "agent.output": "Output WorkerStreams",
+    "agent.python_traceback": "Frame parse_frames",
+    "agent.registration": "cpus_of_workers",
+    "agent.report": "root_cause",
+    "agent.start": "run",
+}
 
-def __getattr__(name: str) -> Any:
-    return import_module("elastic_core.worker.library").added_name(__name__, name)
+__getattr__ = names_of(__name__, NAMES, torchs=True)

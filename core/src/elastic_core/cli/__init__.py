@@ -10,3 +10,18 @@ General layout:
 * ``plugins``: the subcommand of this name. ``job_store``: the store of the job that is looked at by commands of other
   distributions.
 """
+
+from __future__ import annotations
+
+from elastic_core import names_of
+
+NAMES = {
+    "cli.interrupt": "end_at_once raise_again",
+    "cli.job_store": "NoStoreError STORE_FLAGS is_store_named open_store",
+    "cli.option": "FlagCommand FlagOption",
+    "cli.run": "hints_with_sources warn",
+    "cli.run_command": "RunCommand",
+    "cli.settle": "FLAGS Flags configure meeting_place outline plugins_named without_effect",
+}
+
+__getattr__ = names_of(__name__, NAMES)

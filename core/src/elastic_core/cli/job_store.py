@@ -29,7 +29,7 @@ class NoStoreError(UsageError):
 
 
 @contextmanager
-def job_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str]]:
+def open_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str]]:
     """Yield a connection to the store that ``given``, the values of :data:`STORE_FLAGS`, names, and the job's id.
 
     If they name neither a backend nor an endpoint, the plugins that find jobs are asked.
@@ -40,7 +40,7 @@ def job_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str
         PluginError: The backend's plugin cannot be loaded.
         RendezvousConnectionError: The store cannot be reached.
     """
-    from elastic_core.config.rdzv_conf import parse
+    from elastic_core.config.rdzv_conf import parse_conf
     from elastic_core.plugins import manager  # none of this for --help
     from elastic_core.rendezvous import job_token
     from elastic_core.rendezvous.handler import RendezvousParameters
@@ -64,7 +64,7 @@ def job_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, str
                 hint="Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id. An agent leaves on SIGTERM.",
                 job=flags.rdzv_id,
             )
-        conf = parse(flags.rdzv_conf, backend=backend, options=options)
+        conf = parse_conf(flags.rdzv_conf, backend=backend, options=options)
     token, job = job_token.read_token(os.environ, conf.token_file), flags.rdzv_id or DEFAULT_ID
     store = loaded.make_rendezvous(RendezvousParameters(backend, endpoint, job, 1, 2, token=token, config=conf.backend))
     assert isinstance(store, RendezvousBackend)

@@ -171,7 +171,7 @@ def configure(
     rdzv_conf.check_node_rank(node_rank, flags.nnodes)
     rdzv_conf.check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
     rdzv_conf.check_spares(backend, flags.nnodes, flags.spares, options, node_rank)
-    conf = rdzv_conf.parse(flags.rdzv_conf, backend=backend, options=options)
+    conf = rdzv_conf.parse_conf(flags.rdzv_conf, backend=backend, options=options)
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)
     return replace(

@@ -5,3 +5,19 @@
 * ``parse``: reads the values of flags and settings from text. ``rdzv_conf``: the settings of ``--rdzv_conf``.
 * ``environment``: each environment variable that Elastic reads or sets.
 """
+
+from __future__ import annotations
+
+from elastic_core import names_of
+
+NAMES = {
+    "config.environment": "flag_variable inheritable threads",
+    "config.flag": "Flag flags_in",
+    "config.program": "Program ProgramKind arguments_digest interpreter name python_program",
+    "config.rdzv_conf": "LOCAL NUMBERED RendezvousConf SHUTDOWN_VARIABLE check_node_rank check_reach check_spares "
+    "no_ledger parse_conf scheduler_uid settle shutdown_timeout",
+    "config.run": "DEFAULT_ID EXIT_BARRIER LINE_PREFIX MAX_RESTARTS MONITOR_INTERVAL PlainSettings RunConfig Timing "
+    "describe_limit",
+}
+
+__getattr__ = names_of(__name__, NAMES)

@@ -59,7 +59,7 @@ class RendezvousConf:
     without_effect: tuple[str, ...] = ()  # a sentence for each key that only torch's own backends know
 
 
-def parse(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousConf:
+def parse_conf(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousConf:
     """Parse ``KEY=VALUE,KEY=VALUE``. torch's keys are accepted, though some have no effect.
 
     Args:

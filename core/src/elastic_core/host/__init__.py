@@ -9,3 +9,18 @@ General layout:
 * ``process_title``: what ``ps`` shows. ``terminal``: makes foreign text safe to print. ``allocator``: the C library's.
 * ``oom``: whether the kernel has killed a process for memory. ``core_dump``: where it has written a core dump.
 """
+
+from __future__ import annotations
+
+from elastic_core import names_of
+
+NAMES = {
+    "host.addresses": "ANY_FORM LOOPBACK advertised_address endpoint_host parts says_loopback",
+    "host.identity": "boot_id host_name",
+    "host.oom": "OomCounter find_counter",
+    "host.ports": "HeldPort",
+    "host.terminal": "GREEN Paint RED YELLOW all_printable has_colours painter plain printable",
+    "host.versions": "installed_versions",
+}
+
+__getattr__ = names_of(__name__, NAMES)

@@ -6,3 +6,17 @@
 * ``builtin``: core's own plugins. ``local_backend``: the backend for one node.
 * ``flags``: the flags that distributions declare.
 """
+
+from __future__ import annotations
+
+from elastic_core import names_of
+
+NAMES = {
+    "plugins.builtin": "MaxRestartsPolicy is_worth_requeueing",
+    "plugins.entry_points": "Catalogue",
+    "plugins.flags": "declared_flags not_declared",
+    "plugins.local_backend": "LocalBackend MemoryStore",
+    "plugins.manager": "BACKENDS Plugins load load_backend",
+}
+
+__getattr__ = names_of(__name__, NAMES)

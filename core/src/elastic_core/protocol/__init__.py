@@ -15,3 +15,26 @@
 * Around a run: ``admission`` says which nodes may join, ``succession`` which node follows a leader that is gone, and
   ``repair`` what to do about a store that lost entries.
 """
+
+from __future__ import annotations
+
+from elastic_core import names_of
+
+NAMES = {
+    "protocol.admission": "describe_differences",
+    "protocol.codec": "decode_entry decode_row encode_entry encode_row",
+    "protocol.counters": "as_record",
+    "protocol.entries": "Answers Body Closed Entry Exclusion Halt HaltReason Leader Member Offer Open Round",
+    "protocol.leader_view": "SUSPICION_SECONDS",
+    "protocol.ledger": "Ledger advance compose",
+    "protocol.limits": "HOSTS_BYTES MAX_FAILURES clip fit_names list_names",
+    "protocol.node": "NodeState row_of step",
+    "protocol.node_events": "Effect Exit Leaving MakeOffer NodeEvent Offered Progressed Start Stop Work "
+    "WorkerFailed WorkersDone WorkersGone",
+    "protocol.questions": "decode",
+    "protocol.roster": "Ask NodeInfo NodeRow Phase Slots",
+    "protocol.schema": "reader writer",
+    "protocol.settings": "Agreement Command PROTOCOL Settings Versions",
+}
+
+__getattr__ = names_of(__name__, NAMES)

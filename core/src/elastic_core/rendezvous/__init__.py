@@ -12,26 +12,21 @@ connects a node to its store. ``docs/internals/protocol.md`` explains the protoc
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from elastic_core import names_of
 
-if TYPE_CHECKING:
-    from elastic_core.errors import (
-        RendezvousClosedError as RendezvousClosedError,
-        RendezvousConnectionError as RendezvousConnectionError,
-        RendezvousError as RendezvousError,
-        RendezvousStateError as RendezvousStateError,
-        RendezvousTimeoutError as RendezvousTimeoutError,
-    )
-    from elastic_core.rendezvous.handler import (
-        RendezvousHandler as RendezvousHandler,
-        RendezvousInfo as RendezvousInfo,
-        RendezvousParameters as RendezvousParameters,
-    )
+NAMES = {
+    "digest": "hex_digest",
+    "errors": "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousStateError "
+    "RendezvousTimeoutError",
+    "rendezvous.backend": "Cursor FoundJob HandlerStore HeartbeatReply Link MAX_VALUE_BYTES ORIGIN "
+    "RendezvousBackend ReplaceableServer RosterRow StoreWarning TOMBSTONE WorkersStore "
+    "check_size copy_traits",
+    "rendezvous.endpoint": "FORM HostPort ip_address timeouts",
+    "rendezvous.handler": "BootstrapStoreInfo HandlerAnswer RendezvousHandler RendezvousInfo RendezvousParameters",
+    "rendezvous.job_token": "TOKEN_VARIABLE read_token",
+    "rendezvous.options": "RendezvousOptions boolean positive_seconds",
+    "rendezvous.records": "Entry MAX_RECORD_BYTES RecordReader Row is_number pack_link pack_revision quoted unquoted",
+    "rendezvous.seal": "protect",
+}
 
-
-def __getattr__(name: str) -> Any:
-    core = import_module("elastic_core")
-    if name.startswith("Rendezvous") and name in core.__all__:
-        return getattr(core, name)
-    return import_module("elastic_core.worker.library").added_name(__name__, name)
+__getattr__ = names_of(__name__, NAMES, torchs=True)

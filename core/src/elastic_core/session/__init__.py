@@ -18,3 +18,21 @@ General layout, from what a node does first to what it does last:
   ``summary`` has plugins sum up the answers to a question.
 * From outside of the job, ``drain_request`` asks for a drain, and ``job_view`` reads what its store says of it.
 """
+
+from __future__ import annotations
+
+from elastic_core import names_of
+
+NAMES = {
+    "session.connections": "silence_told",
+    "session.contact": "FENCE_SHARE FIRST_CONNECTION_SECONDS connect_at_first persist silent_store store_awaited",
+    "session.drain_request": "ask release requested running_job",
+    "session.job_view": "JobStatus NodeStatus SavedStatus WorkerStatus look",
+    "session.leave": "readable",
+    "session.ledger_reader": "load news peek",
+    "session.runtime": "RUNTIME Runtime",
+    "session.session": "Session",
+    "session.state": "SessionCalls",
+}
+
+__getattr__ = names_of(__name__, NAMES)

@@ -13,3 +13,19 @@ General layout:
 * ``client``: the agent's side: starts the process, sends requests and receives events.
 * ``channel``: messages and descriptors over a socket, for both sides. ``messages``: the classes of the events.
 """
+
+from __future__ import annotations
+
+from elastic_core import names_of
+
+NAMES = {
+    "warden.client": "CLOSING Warden",
+    "warden.forks": "Channel FailureRecorder INITIALIZED Message NOTHING_NEW Title close_all die_once_adopted "
+    "ignore_requests_to_end report stack_dump take_descriptors volunteer_for_oom",
+    "warden.linux": "Process become_subreaper bytes_written catches cpu_seconds_wanted descendants die_with_parent "
+    "is_in_call_that_ends kill pauses run_nanoseconds running_process state_of subreaping "
+    "used_by_trees waits_in",
+    "warden.messages": "Exited SpawnFailed Spawned StopCompleted Stuck WardenDied WardenEvent",
+}
+
+__getattr__ = names_of(__name__, NAMES)

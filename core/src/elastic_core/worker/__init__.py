@@ -11,3 +11,19 @@ General layout:
 * ``library``: finds the library that brings ``TrainState`` and ``init_process_group``. ``train_state``: the interface
   of ``TrainState``.
 """
+
+from __future__ import annotations
+
+from elastic_core import names_of
+
+NAMES = {
+    "worker.channel": "INITIALIZED open_channel report",
+    "worker.error_file": "NO_MESSAGE attach error_data record",
+    "worker.failure_recorder": "ended_by_exception",
+    "worker.fd_store": "held hold release",
+    "worker.graceful_stop": "should_checkpoint somebody_leaves",
+    "worker.stack_dump": "FILE_NAME SIGNAL SIGNAL_ALL SIGNAL_RUNNING",
+    "worker.train_state": "TrainingState",
+}
+
+__getattr__ = names_of(__name__, NAMES)

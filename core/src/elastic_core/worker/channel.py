@@ -30,7 +30,7 @@ KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)  # of the descriptor; another fil
 
 
 @contextlib.contextmanager
-def channel(environ: Mapping[str, str] = os.environ) -> Iterator[socket.socket | None]:
+def open_channel(environ: Mapping[str, str] = os.environ) -> Iterator[socket.socket | None]:
     """Yield this worker's channel, which stays open afterwards; None if ``elastic run`` has not started the worker."""
     try:
         end = socket.socket(fileno=int(environ[CONTROL_VARIABLE]))
@@ -67,5 +67,5 @@ def send(end: socket.socket, message: Mapping[str, object], patience: float = 0.
 
 def report(type_: str) -> bool:
     """Send a report to this worker's agent, without waiting; False if there is no agent, or no room for it."""
-    with channel() as agent:
+    with open_channel() as agent:
         return agent is not None and send(agent, {"type": type_})

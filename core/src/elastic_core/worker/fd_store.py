@@ -14,7 +14,7 @@ from array import array
 from typing import Any
 
 from elastic_core.errors import ResourceError
-from elastic_core.worker.channel import HELD, HOLD, KIND, LONGEST, RELEASE, channel, wait_until_ready
+from elastic_core.worker.channel import HELD, HOLD, KIND, LONGEST, RELEASE, open_channel, wait_until_ready
 
 PATIENCE = 10.0  # seconds that a worker waits for its agent's answer, which normally takes a millisecond
 
@@ -57,7 +57,7 @@ def _ask(type_: str, name: str, timeout: float, *descriptors: int) -> tuple[dict
     deadline = time.monotonic() + timeout
     ours, theirs = socket.socketpair(*KIND)
     with ours:
-        with theirs, channel() as agent:
+        with theirs, open_channel() as agent:
             if agent is None or not wait_until_ready(agent, select.POLLOUT, timeout):
                 return {}, None
             packet = json.dumps({"type": type_, "name": name}).encode()

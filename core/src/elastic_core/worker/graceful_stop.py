@@ -55,7 +55,7 @@ class Notices:
             raise ValueError(f"step {step!r} is not a whole number from 0 to 2**53.")
         if self._stopping or os.getpid() != self._process:  # a fork of the worker is no rank
             return self._stopping
-        with channel.channel(self._environ) as agent:
+        with channel.open_channel(self._environ) as agent:
             if agent is None:
                 return False
             sent = self._report(agent, number)

@@ -60,7 +60,7 @@ def plugins_in_worker(named: Sequence[str]) -> Plugins:
 
 @functools.cache
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=6)  # the line that uses the name
+    warnings.warn(text, stacklevel=7)  # the line that uses the name
 
 
 @functools.cache

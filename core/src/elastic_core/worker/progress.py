@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import SupportsFloat, SupportsIndex
 
 from elastic_core.progress import check_report
-from elastic_core.worker.channel import PROGRESS, channel
+from elastic_core.worker.channel import PROGRESS, open_channel
 
 PERIOD = 0.1  # seconds between two reports that are sent
 
@@ -51,7 +51,7 @@ class Reporter:
         except (TypeError, ValueError, OverflowError) as exc:
             raise ValueError(f"report(step={step!r}, samples={samples!r}, epoch={epoch!r}): {exc}.") from None
         packet = {"type": PROGRESS, **{name: value for name, value in values.items() if value is not None}}
-        with channel(self._environ) as agent:
+        with open_channel(self._environ) as agent:
             if agent is None:
                 return False
             try:

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 
 from elastic_core import hookimpl
-from elastic_core.worker.train_state import TrainingState
+from elastic_core.worker import TrainingState
 
 
 @hookimpl

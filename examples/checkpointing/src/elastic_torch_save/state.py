@@ -8,8 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elastic_core.worker.channel import INITIALIZED, report
-from elastic_core.worker.graceful_stop import should_checkpoint
+from elastic_core.worker import INITIALIZED, report, should_checkpoint
 
 
 def init_process_group(*args: Any, **options: Any) -> None:

@@ -26,7 +26,7 @@ from elastic_core import (
     UsageError,
     hookimpl,
 )
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RosterRow, check_size
+from elastic_core.rendezvous import Cursor, HeartbeatReply, Link, RosterRow, check_size
 
 TABLES = (
     "job (name TEXT PRIMARY KEY, arrivals INTEGER DEFAULT 0, version INTEGER DEFAULT 0)",

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from elastic_core import hookimpl
-from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol import NodeInfo
 
 FOLDER = "ELASTIC_GONE_HOSTS"
 

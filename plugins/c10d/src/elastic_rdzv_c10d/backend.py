@@ -22,18 +22,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
-from elastic_core.rendezvous.backend import (
+from elastic_core.rendezvous import (
     ORIGIN,
     TOMBSTONE,
     Cursor,
+    Entry,
     HeartbeatReply,
     Link,
     RendezvousBackend,
     RosterRow,
+    Row,
     WorkersStore,
     check_size,
 )
-from elastic_core.rendezvous.records import Entry, Row
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.records import (
     BELL_PATIENCE,

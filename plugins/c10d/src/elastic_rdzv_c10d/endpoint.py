@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
-from elastic_core.rendezvous.endpoint import HostPort, ip_address
+from elastic_core.rendezvous import HostPort, ip_address
 
 DEFAULT_PORT = 29400
 

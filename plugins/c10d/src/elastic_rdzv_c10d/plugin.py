@@ -8,17 +8,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_core import hookimpl
 from elastic_core.errors import UsageError
-from elastic_core.hookspecs import hookimpl
-from elastic_core.rendezvous import job_token
-from elastic_core.rendezvous.backend import StoreWarning
-from elastic_core.rendezvous.endpoint import FORM, HostPort, timeouts
-from elastic_core.rendezvous.options import RendezvousOptions, boolean
+from elastic_core.rendezvous import FORM, TOKEN_VARIABLE, HostPort, RendezvousOptions, StoreWarning, boolean, timeouts
 from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, Address, find_site
 from elastic_rdzv_c10d.search import Patience, Search, resolve
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous.handler import RendezvousParameters
+    from elastic_core.rendezvous import RendezvousParameters
     from elastic_rdzv_c10d.backend import C10dBackend
 
 
@@ -115,6 +112,5 @@ def exposure_warning(address: Address) -> StoreWarning | None:
     return StoreWarning(
         f"The job has no token, and its store listens at {address}: every program that reaches that port can write the "
         "job's decisions, and so run code in its workers.",
-        f"Set {job_token.TOKEN_VARIABLE} to one secret on all nodes (docs/security.md), or let only them reach the "
-        "port.",
+        f"Set {TOKEN_VARIABLE} to one secret on all nodes (docs/security.md), or let only them reach the port.",
     )

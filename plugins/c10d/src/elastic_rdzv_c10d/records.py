@@ -17,7 +17,7 @@ seconds in case that bell was deleted before the waiter came to wait for it::
 
 from __future__ import annotations
 
-from elastic_core.rendezvous.records import RecordReader, quoted
+from elastic_core.rendezvous import RecordReader, quoted
 
 ROOT = "elastic/"
 """The prefix of the keys of all jobs."""

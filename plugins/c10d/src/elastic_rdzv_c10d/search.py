@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.endpoint import HostPort
+from elastic_core.rendezvous import HostPort
 from elastic_rdzv_c10d import other_stores
 from elastic_rdzv_c10d.endpoint import Address, Site, call
 

@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import NoReturn
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.backend import StoreWarning
+from elastic_core.rendezvous import StoreWarning
 from elastic_rdzv_c10d.quiet_torch import TCPStore
 
 START_TIMEOUT = 30.0

@@ -12,14 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_core import hookimpl
 from elastic_core.errors import UsageError
-from elastic_core.hookspecs import hookimpl
-from elastic_core.rendezvous.endpoint import FORM
-from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core.rendezvous import FORM, RendezvousOptions
 from elastic_rdzv_c10d.plugin import Options, connect
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous.handler import RendezvousParameters
+    from elastic_core.rendezvous import RendezvousParameters
     from elastic_rdzv_c10d.backend import C10dBackend
 
 

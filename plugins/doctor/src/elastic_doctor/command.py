@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.option import FlagCommand, FlagOption
-from elastic_core.cli.run import hints_with_sources, warn
-from elastic_core.cli.settle import FLAGS, Flags, meeting_place, plugins_named, without_effect
+from elastic_core.cli import (
+    FLAGS,
+    FlagCommand,
+    FlagOption,
+    Flags,
+    hints_with_sources,
+    meeting_place,
+    plugins_named,
+    warn,
+    without_effect,
+)
+from elastic_core.config import NUMBERED, check_reach, parse_conf
 from elastic_core.config.parse import NodeRange
-from elastic_core.config.rdzv_conf import NUMBERED, check_reach, parse
 from elastic_core.exit_codes import signalled
-from elastic_core.host.terminal import has_colours
+from elastic_core.host import has_colours
 
 if TYPE_CHECKING:
     from elastic_doctor.examination import Subject
@@ -60,7 +68,7 @@ class DoctorCommand(FlagCommand):
 
 def doctor(*, as_json: bool, **given: Any) -> int:
     """Examine; return the exit code."""
-    from elastic_core.host.identity import host_name  # none of this for --help
+    from elastic_core.host import host_name  # none of this for --help
     from elastic_doctor import report
     from elastic_doctor.findings import Finding, verdict
     from elastic_doctor.runner import Signalled, examine_in_process
@@ -97,19 +105,17 @@ def subject_of(flags: Flags) -> Subject:
         UsageError: A value is wrong, or two contradict each other.
         PluginError: The backend is not installed, or cannot be imported.
     """
-    from elastic_core.plugins import manager
-    from elastic_core.plugins.entry_points import Catalogue
-    from elastic_core.rendezvous import job_token
-    from elastic_core.rendezvous.handler import RendezvousParameters
+    from elastic_core.plugins import BACKENDS, Catalogue, load_backend
+    from elastic_core.rendezvous import RendezvousParameters, read_token
     from elastic_doctor.examination import Subject, bounded_conf, needs_torch, trial_id
 
     catalogue = Catalogue.read()
     backend, endpoint = meeting_place(flags)
-    loaded = manager.load_backend(backend, catalogue, plugins_named(flags, os.environ))
+    loaded = load_backend(backend, catalogue, plugins_named(flags, os.environ))
     options = loaded.rendezvous_options()
     nnodes = NodeRange(1, 1) if options.single_node else SEVERAL
     check_reach(backend, endpoint, nnodes, options)
-    conf = parse(flags.rdzv_conf, backend=backend, options=options)
+    conf = parse_conf(flags.rdzv_conf, backend=backend, options=options)
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)
     params = RendezvousParameters(
@@ -120,10 +126,10 @@ def subject_of(flags: Flags) -> Subject:
         max_nodes=nnodes.most,
         local_addr=flags.local_addr,
         node_rank=(flags.node_rank or 0) if backend in NUMBERED else None,
-        token=job_token.read_token(os.environ, conf.token_file),
+        token=read_token(os.environ, conf.token_file),
         config=bounded_conf(conf.backend, options),
     )
-    installed = [offer for offer in catalogue.offers(manager.BACKENDS[0]) if offer.name == backend]
+    installed = [offer for offer in catalogue.offers(BACKENDS[0]) if offer.name == backend]
     return Subject(
         plugins=loaded,
         options=options,

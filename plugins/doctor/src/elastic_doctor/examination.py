@@ -15,16 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from elastic_core.config.run import Timing
+from elastic_core.config import Timing
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.host.addresses import advertised_address, endpoint_host
-from elastic_core.host.versions import installed_versions
-from elastic_core.plugins.entry_points import Catalogue
-from elastic_core.plugins.manager import BACKENDS, Plugins
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core.host import advertised_address, endpoint_host, installed_versions
+from elastic_core.plugins import BACKENDS, Catalogue, Plugins
+from elastic_core.rendezvous import RendezvousBackend, RendezvousOptions, RendezvousParameters
 from elastic_doctor import host, speed, store
 from elastic_doctor.findings import Finding, State, ok, refused, skipped, warning, wrong
 

@@ -13,14 +13,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from elastic_core import threads
+from elastic_core import __version__, threads
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.host.addresses import LOOPBACK, advertised_address, endpoint_host, parts, says_loopback
-from elastic_core.host.identity import host_name
-from elastic_core.host.ports import HeldPort
-from elastic_core.host.versions import installed_versions
-from elastic_core.protocol.settings import Versions
-from elastic_core.version import __version__
+from elastic_core.host import (
+    LOOPBACK,
+    HeldPort,
+    advertised_address,
+    endpoint_host,
+    host_name,
+    installed_versions,
+    parts,
+    says_loopback,
+)
+from elastic_core.protocol import Versions
 from elastic_doctor.findings import Finding, ok, warning, wrong
 from elastic_doctor.store import PATIENCE
 

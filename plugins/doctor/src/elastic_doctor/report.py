@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from elastic_core.errors import without_passwords
-from elastic_core.host.terminal import printable
+from elastic_core.host import printable
 from elastic_doctor.examination import OF_STORE
 from elastic_doctor.findings import Finding, State, verdict
 

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from elastic_core.errors import ElasticError, in_one_line
 from elastic_core.exit_codes import ExitCode
-from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous import RendezvousBackend
 from elastic_doctor.examination import ANSWER, IMPORT, Listener, Subject, erase, examine
 from elastic_doctor.findings import Finding, State, warning, wrong
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from elastic_core.config.run import Timing
+from elastic_core.config import Timing
 from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.protocol.leader_view import SUSPICION_SECONDS
-from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend
+from elastic_core.protocol import SUSPICION_SECONDS
+from elastic_core.rendezvous import Cursor, Link, RendezvousBackend
 from elastic_doctor.findings import Finding, ok, warning, wrong
 from elastic_doctor.store import OTHER, PATIENCE, At, Waiter
 

@@ -13,7 +13,7 @@ from threading import Thread
 from typing import TypeAlias
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend, RosterRow
 from elastic_doctor.findings import Finding, ok
 
 At: TypeAlias = Callable[[str], None]

@@ -24,19 +24,25 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from elastic_core.config.run import Timing
+from elastic_core.config import Timing
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError
-from elastic_core.rendezvous.backend import (
+from elastic_core.rendezvous import (
     ORIGIN,
     TOMBSTONE,
     Cursor,
+    Entry,
     HeartbeatReply,
     Link,
     RendezvousBackend,
     RosterRow,
+    Row,
     check_size,
+    is_number,
+    pack_link,
+    pack_revision,
+    quoted,
+    unquoted,
 )
-from elastic_core.rendezvous.records import Entry, Row, is_number, pack_link, pack_revision, quoted, unquoted
 from elastic_rdzv_etcd.client import Client, Lost
 from elastic_rdzv_etcd.cluster import Cluster
 from elastic_rdzv_etcd.history import history_warning

@@ -31,17 +31,22 @@ from typing import Any
 import etcd
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from elastic_core.rendezvous.backend import (
+from elastic_core.rendezvous import (
     ORIGIN,
     TOMBSTONE,
     Cursor,
+    Entry,
     HeartbeatReply,
     Link,
     RendezvousBackend,
     RosterRow,
+    Row,
     check_size,
+    is_number,
+    pack_link,
+    quoted,
+    unquoted,
 )
-from elastic_core.rendezvous.records import Entry, Row, is_number, pack_link, quoted, unquoted
 from elastic_rdzv_etcd.backend import LOOK_AGAIN
 from elastic_rdzv_etcd.client_v2 import ClientV2
 from elastic_rdzv_etcd.members import Members

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous.endpoint import HostPort
+from elastic_core.rendezvous import HostPort
 
 DEFAULT_PORT = 2379
 FORM = "HOST[:PORT][,HOST[:PORT]...]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_core.rendezvous.backend import StoreWarning
+from elastic_core.rendezvous import StoreWarning
 
 BYTES_PER_HEARTBEAT = 200
 """The bytes that one heartbeat adds to etcd's history, measured (``docs/performance.md``)."""

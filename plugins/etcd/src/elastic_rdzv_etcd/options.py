@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous.endpoint import timeouts
-from elastic_core.rendezvous.options import boolean
+from elastic_core.rendezvous import boolean, timeouts
 
 if TYPE_CHECKING:
     import ssl

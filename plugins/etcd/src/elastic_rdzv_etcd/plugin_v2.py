@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_core import hookimpl
 from elastic_core.errors import PluginError
-from elastic_core.hookspecs import hookimpl
-from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core.rendezvous import RendezvousOptions
 from elastic_rdzv_etcd.endpoint import FORM, parse
 from elastic_rdzv_etcd.options import CONF, Options
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous.handler import RendezvousParameters
+    from elastic_core.rendezvous import RendezvousParameters
     from elastic_rdzv_etcd.backend_v2 import EtcdV2Backend
 
 

@@ -19,8 +19,7 @@ import hashlib
 from dataclasses import dataclass
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.rendezvous.records import RecordReader, quoted
+from elastic_core.rendezvous import ORIGIN, RecordReader, quoted
 
 EXPIRY = 7 * 86400
 """Seconds after the last heartbeat at which a job's keys are gone."""

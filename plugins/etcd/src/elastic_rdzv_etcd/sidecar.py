@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from elastic_core.config.environment import inheritable
+from elastic_core.config import inheritable
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_rdzv_etcd import sidecar_main
 

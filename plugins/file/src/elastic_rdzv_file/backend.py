@@ -24,18 +24,21 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from elastic_core.digest import hex_digest
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.rendezvous.backend import (
+from elastic_core.rendezvous import (
+    MAX_RECORD_BYTES,
     TOMBSTONE,
     Cursor,
+    Entry,
     HeartbeatReply,
     Link,
     RendezvousBackend,
     RosterRow,
+    Row,
     check_size,
+    hex_digest,
+    quoted,
 )
-from elastic_core.rendezvous.records import MAX_RECORD_BYTES, Entry, Row, quoted
 from elastic_rdzv_file.disk import (
     DELETED,
     PLANTED,

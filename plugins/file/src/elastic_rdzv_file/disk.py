@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 from urllib.parse import quote
 
-from elastic_core.digest import hex_digest
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.rendezvous import hex_digest
 
 PLANTED = "Something else writes in the rendezvous directory; use one that only this job's user can write to."
 DELETED = "Another program deletes files of a running job; leave its directory alone."

@@ -6,11 +6,9 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from elastic_core import hookimpl
 from elastic_core.errors import RendezvousConnectionError, UsageError
-from elastic_core.hookspecs import hookimpl
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.options import RendezvousOptions, positive_seconds
+from elastic_core.rendezvous import RendezvousBackend, RendezvousOptions, RendezvousParameters, positive_seconds
 from elastic_rdzv_file.backend import FileBackend
 from elastic_rdzv_file.inotify import POLL_INTERVAL
 

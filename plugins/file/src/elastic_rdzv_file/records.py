@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elastic_core.rendezvous.records import RecordReader
+from elastic_core.rendezvous import RecordReader
 from elastic_rdzv_file.disk import PLANTED
 
 HEARTBEAT_SIZE = 16

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, job_store
-from elastic_core.cli.option import FlagCommand
+from elastic_core.cli import STORE_FLAGS, FlagCommand, NoStoreError, open_store
 from elastic_core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def stacks(*, job: str | None, full: bool, **given: Any) -> int:
     if job is not None:
         given["rdzv_id"] = job
     try:
-        with job_store(given) as (store, job_id):
+        with open_store(given) as (store, job_id):
             found, note = ask(store, job_id, full=full), ""
     except NoStoreError as exc:
         from elastic_hangs.local_ranks import locate_local

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from elastic_core.protocol.limits import clip
+from elastic_core.protocol import clip
 from elastic_core.questions import AskedQuestion, NodeAnswer
 
 HANG, STACKS, FULL_STACKS = "hang", "stacks", "full stacks"  # the names of the questions

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from elastic_core.cli.job_store import NoStoreError
-from elastic_core.config.run import DEFAULT_ID
+from elastic_core.cli import NoStoreError
+from elastic_core.config import DEFAULT_ID
 from elastic_core.errors import UsageError
-from elastic_core.warden.linux import running_process
+from elastic_core.warden import running_process
 from elastic_hangs.judgement import report_alone
 from elastic_hangs.py_spy import PySpy
 from elastic_hangs.request import Located

@@ -14,8 +14,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from elastic_core import hookimpl
 from elastic_core.events import Event, Field, Level, describe_duration
-from elastic_core.hookspecs import hookimpl
 from elastic_core.monitors import RunningRound
 from elastic_core.questions import AskedQuestion, NodeAnswer
 from elastic_core.threads import PatientThread
@@ -39,7 +39,7 @@ from elastic_hangs.stacks import Wanted
 from elastic_hangs.watch import HangWatch, hang_check_interval
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
 
 NOTE = "no progress"  # the name of the note that ``elastic status`` shows
 

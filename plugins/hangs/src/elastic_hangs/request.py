@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic_core.errors import RendezvousTimeoutError, UsageError
-from elastic_core.protocol.entries import Answers
-from elastic_core.protocol.questions import decode
-from elastic_core.protocol.roster import Ask
-from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.session.drain_request import requested, running_job
-from elastic_core.session.leave import readable
-from elastic_core.session.ledger_reader import peek
+from elastic_core.protocol import Answers, Ask, decode
+from elastic_core.rendezvous import Cursor, RendezvousBackend
+from elastic_core.session import peek, readable, requested, running_job
 from elastic_hangs.judgement import FULL_STACKS, STACKS, LocalStacks, Report
 
 WAIT_SECONDS = 30.0  # for the report: more than it takes to replace a leader that is gone

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_core.agent.python_traceback import Frame, parse_frames
+from elastic_core.agent import Frame, parse_frames
 from elastic_core.monitors import WorkerView
-from elastic_core.protocol.limits import clip
-from elastic_core.warden.linux import catches, is_in_call_that_ends, pauses, run_nanoseconds, state_of, waits_in
-from elastic_core.worker.stack_dump import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
+from elastic_core.protocol import clip
+from elastic_core.warden import catches, is_in_call_that_ends, pauses, run_nanoseconds, state_of, waits_in
+from elastic_core.worker import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 from elastic_hangs.judgement import (
     FINISHED,
     FULL_STACKS_BYTES,

@@ -21,10 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from elastic_core.host.devices import visible
-from elastic_core.host.devices.device import Device
-from elastic_core.host.devices.inventory import amd, nvidia
-from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices import Device, Machine, amd, gpus as visible_gpus, nvidia, select
 from elastic_health.sizes import format_size
 from elastic_health.smi import ask_smi
 
@@ -195,19 +192,20 @@ def _number(file: Path) -> int | None:
 def visible_uuids(gpus: Sequence[Gpu], environ: Mapping[str, str], machine: Machine) -> frozenset[str]:
     """Return the UUIDs of the GPUs that the workers of this agent see, or see a part of.
 
-    They are those of ``visible.gpus`` where the machine's devices are those of the source, else those that the list
-    names by number or UUID. A list of MIG devices that cannot be mapped to their GPUs stands for all GPUs, as ``all``.
+    They are those of ``elastic_core.host.devices.gpus`` where the machine's devices are those of the source, else those
+    that the list names by number or UUID. A list of MIG devices that cannot be mapped to their GPUs stands for all
+    GPUs, as ``all``.
     """
     given = {name: text for name, text in environ.items() if name not in LISTS or text.strip().lower() != "all"}
     devices = (*nvidia(machine), *amd(machine))
     known = {name for device in devices for name in (device.address, device.uuid) if name}
     if known & {name for gpu in gpus for name in (gpu.uuid, gpu.address)}:
-        seen = {name for one in visible.gpus(given, machine) for name in (one.device.address, one.device.uuid) if name}
+        seen = {name for one in visible_gpus(given, machine) for name in (one.device.address, one.device.uuid) if name}
         found = {gpu.uuid for gpu in gpus if gpu.uuid in seen or gpu.address in seen}
     else:
         unknown = [Device(address="", uuid=gpu.uuid) for gpu in gpus]
         listed = next((given[name] for name in LISTS if name in given), None)
-        found = {one.device.uuid for one in visible.select(listed, unknown)}
+        found = {one.device.uuid for one in select(listed, unknown)}
     if not found and any(given.get(name, "").strip().startswith("MIG-") for name in LISTS):
         found = {gpu.uuid for gpu in gpus}
     return frozenset(found)

@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from elastic_core.host.devices.machine import Machine
-from elastic_core.warden.linux import Process, descendants, running_process, state_of
+from elastic_core.host.devices import Machine
+from elastic_core.warden import Process, descendants, running_process, state_of
 from elastic_health.gpu_memory import Gpu, GpuError, Source, describe_holder, find_source, visible_uuids
 
 SHOWN = 8  # holders that are named, at most

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from elastic_core import hookimpl
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
+    from elastic_core import JoinGate, StartGate
+    from elastic_core.config import RunConfig
     from elastic_core.events import Event
-    from elastic_core.gates import JoinGate, StartGate
     from elastic_health.checks import ChosenChecks, Finding, NodeCheck
 
 

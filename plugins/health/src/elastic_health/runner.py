@@ -14,13 +14,11 @@ from contextlib import ExitStack
 from threading import Thread
 from typing import Any, TypeAlias
 
-from elastic_core.config.environment import inheritable
+from elastic_core import JoinGate
+from elastic_core.config import inheritable
 from elastic_core.errors import ResourceError, UnhealthyNodeError, in_one_line
 from elastic_core.events import Event, Field, Level
-from elastic_core.gates import JoinGate
-from elastic_core.warden import messages
-from elastic_core.warden.client import CLOSING, Warden
-from elastic_core.warden.messages import WardenEvent
+from elastic_core.warden import CLOSING, Exited, SpawnFailed, StopCompleted, Stuck, Warden, WardenDied, WardenEvent
 from elastic_health.checks import ChosenCheck, ChosenChecks, Finding
 from elastic_health.flags import HEALTH_TIMEOUT
 from elastic_health.output import judge_output
@@ -162,9 +160,9 @@ class HealthChecks:
         while time.monotonic() < deadline and not self._gate.closed.is_set():
             for event in _await(warden, reading, deadline, self._gate.wait):
                 match event:
-                    case messages.Exited(returncode=code):
+                    case Exited(returncode=code):
                         return code
-                    case messages.SpawnFailed(error=error):
+                    case SpawnFailed(error=error):
                         return error
         return None
 
@@ -176,11 +174,11 @@ def _end_all(warden: Warden, reading: dict[int, bytearray]) -> str:
     while time.monotonic() < deadline:
         for event in _await(warden, reading, deadline):
             match event:
-                case messages.StopCompleted() if warden.is_over(event):
+                case StopCompleted() if warden.is_over(event):
                     while reading and _read(select.select([*reading], [], [], 0.0)[0], reading):
                         pass
                     return ""
-                case messages.Stuck(pid, name, wchan):
+                case Stuck(pid, name, wchan):
                     return f"process {pid} ({name}) waits in the kernel, in {wchan or 'an unknown place'}"
     return f"not all of its processes have ended {END_MAX_SECONDS:g} s after SIGKILL"
 
@@ -196,7 +194,7 @@ def _await(warden: Warden, reading: dict[int, bytearray], deadline: float, wait:
         _read(readable, reading)
         events = warden.receive() if warden in readable else []
         for event in events:
-            if isinstance(event, messages.WardenDied):
+            if isinstance(event, WardenDied):
                 raise ResourceError(f"The process that starts the health checks is gone: {event.reason}.")
         if events:
             return events

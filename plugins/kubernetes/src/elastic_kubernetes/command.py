@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elastic_core.cli.option import FlagCommand
-from elastic_core.cli.run import warn
+from elastic_core.cli import FlagCommand, warn
 from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from elastic_core import hookimpl
 from elastic_core.errors import UsageError, in_one_line
-from elastic_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
     from elastic_core.events import Event
     from elastic_core.monitors import RunningRound
-    from elastic_core.protocol.roster import NodeInfo
+    from elastic_core.protocol import NodeInfo
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 STEPS = "ELASTIC_TRAINJOB_STEPS"

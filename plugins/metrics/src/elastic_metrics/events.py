@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_core import hookimpl
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field
-from elastic_core.hookspecs import hookimpl
 from elastic_metrics.lines import LineFile
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
-    from elastic_core.protocol.roster import NodeInfo
+    from elastic_core.config import RunConfig
+    from elastic_core.protocol import NodeInfo
 
 KEPT = 1_000
 """The most events before the run starts, and with it a place to write them to; the oldest are dropped."""

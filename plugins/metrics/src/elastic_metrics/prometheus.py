@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_core import hookimpl
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.events import Event
-from elastic_core.hookspecs import hookimpl
 from elastic_metrics.measures import Measures, after
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
-    from elastic_core.protocol.roster import NodeInfo
+    from elastic_core.config import RunConfig
+    from elastic_core.protocol import NodeInfo
     from elastic_metrics.endpoint import MetricsServer
 
 PORT_VARIABLE = "ELASTIC_METRICS_PORT"

@@ -14,7 +14,7 @@ from elastic_notices.detection import chosen
 from elastic_notices.flags import NOTICES
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
     from elastic_notices.notice import Source
 
 INTERVAL_VARIABLE = "ELASTIC_NOTICES_INTERVAL"

@@ -19,7 +19,7 @@ from typing import Any
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.monitors import RunningRound
-from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.rendezvous import Cursor, RendezvousBackend
 from elastic_operate.course import Course
 from elastic_operate.job_file import BYTES, JobFile, directories, kept, renew
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from elastic_core import hookimpl
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous.backend import FoundJob
+    from elastic_core.rendezvous import FoundJob
 
 
 @hookimpl
@@ -15,9 +15,9 @@ def elastic_find_job(job: str | None) -> FoundJob | None:
     """Return the job with a connection by way of its agent; without one if the agent does not answer."""
     import click
 
-    from elastic_core.cli.job_store import NoStoreError
-    from elastic_core.config.rdzv_conf import LOCAL
-    from elastic_core.rendezvous.backend import FoundJob
+    from elastic_core.cli import NoStoreError
+    from elastic_core.config import LOCAL
+    from elastic_core.rendezvous import FoundJob
     from elastic_operate.host_jobs import SilentAgentError, find_job
 
     if (found := find_job(job)) is None:

@@ -18,10 +18,10 @@ from elastic_core.errors import (
     StoreLostError,
     UsageError,
 )
-from elastic_core.protocol.roster import Phase
-from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
-from elastic_core.session.job_view import JobStatus, WorkerStatus
-from elastic_core.warden.linux import state_of
+from elastic_core.protocol import Phase
+from elastic_core.rendezvous import Cursor, RendezvousBackend, RosterRow
+from elastic_core.session import JobStatus, WorkerStatus
+from elastic_core.warden import state_of
 from elastic_operate import job_file
 from elastic_operate.job_file import BYTES, JobFile
 

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from elastic_core.config.run import describe_limit
+from elastic_core.config import describe_limit
 from elastic_core.errors import ElasticError
 from elastic_core.events import describe_duration
-from elastic_core.host.terminal import printable
-from elastic_core.session.job_view import JobStatus, look
+from elastic_core.host import printable
+from elastic_core.session import JobStatus, look
 from elastic_core.threads import asked
 from elastic_operate.host_jobs import HostJob, with_own_workers
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.job_store import STORE_FLAGS, job_store
-from elastic_core.cli.option import FlagCommand
+from elastic_core.cli import STORE_FLAGS, FlagCommand, open_store
 from elastic_core.errors import UsageError
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous.backend import RendezvousBackend
+    from elastic_core.rendezvous import RendezvousBackend
 
 
 def _command(name: str, callback: Callable[..., int], text: str, epilog: str) -> FlagCommand:
@@ -22,18 +21,18 @@ def _command(name: str, callback: Callable[..., int], text: str, epilog: str) ->
 
 def _drain(*, host: str, **given: Any) -> int:
     """Ask the agents of ``host`` to leave as on SIGTERM, wait until they have answered, and return the exit code."""
-    from elastic_core.session import drain_request  # not for --help
+    from elastic_core.session import ask as ask_for_drain  # not for --help
 
-    count = _request(drain_request.ask, host, given)
+    count = _request(ask_for_drain, host, given)
     click.echo(f"{count} agent{'s' if count > 1 else ''} on {host} leave{'' if count > 1 else 's'}.")
     return 0
 
 
 def _release(*, host: str, **given: Any) -> int:
     """Confirm that ``host`` is gone (rule S4), wait until the job has accepted it, and return the exit code."""
-    from elastic_core.session import drain_request
+    from elastic_core.session import release as ask_for_release
 
-    count = _request(drain_request.release, host, given)
+    count = _request(ask_for_release, host, given)
     click.echo(f"The job goes on without the {count} agent{'s' if count > 1 else ''} that {host} had.")
     return 0
 
@@ -48,7 +47,7 @@ def _request(request: Callable[[RendezvousBackend, str, str], int], host: str, g
     from elastic_operate.host_jobs import host_jobs
 
     name = given["rdzv_id"]
-    with job_store(given) as (store, job):
+    with open_store(given) as (store, job):
         if name not in (None, job) and all(each.newest.run != name for each in host_jobs()):
             raise UsageError(f"No job {name!r} was found.", hint=f"There is the job --rdzv_id={job}.")
         return request(store, host, job)

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elastic_core.errors import without_passwords
-from elastic_core.host.identity import boot_id
-from elastic_core.protocol.schema import reader, writer
-from elastic_core.warden.linux import running_process
+from elastic_core.host import boot_id
+from elastic_core.protocol import reader, writer
+from elastic_core.warden import running_process
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
 
 SUFFIX, SOCKET_SUFFIX = ".json", ".sock"
 LAST, LAST_LOGS = "last", "last-logs"  # the files of the agent that has ended last, and of the last that kept logs

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import click
 
-from elastic_core.config.environment import flag_variable
+from elastic_core.config import flag_variable
 from elastic_core.errors import UsageError
 from elastic_core.exit_codes import ExitCode
 

@@ -16,11 +16,11 @@ from elastic_operate.course import Course
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
     from elastic_core.events import Event
     from elastic_core.monitors import RunningRound
-    from elastic_core.protocol.roster import NodeInfo
-    from elastic_core.rendezvous.backend import RendezvousBackend
+    from elastic_core.protocol import NodeInfo
+    from elastic_core.rendezvous import RendezvousBackend
     from elastic_operate.command_server import CommandServer
 
 DELAY_SECONDS = 0.25  # after which the file is written: the start of workers has been requested by then

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli.job_store import STORE_FLAGS, NoStoreError, is_store_named, job_store
-from elastic_core.cli.option import FlagCommand
-from elastic_core.config.run import describe_limit
+from elastic_core.cli import STORE_FLAGS, FlagCommand, NoStoreError, is_store_named, open_store
+from elastic_core.config import describe_limit
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.events import describe_duration
 from elastic_core.exit_codes import ExitCode, describe_exit
-from elastic_core.host.terminal import GREEN, RED, YELLOW, Paint, all_printable, painter, plain, printable
+from elastic_core.host import GREEN, RED, YELLOW, Paint, all_printable, painter, plain, printable
 
 if TYPE_CHECKING:
     from elastic_core.incidents import Failure
-    from elastic_core.session.job_view import JobStatus, NodeStatus, SavedStatus, WorkerStatus
+    from elastic_core.session import JobStatus, NodeStatus, SavedStatus, WorkerStatus
     from elastic_operate.host_jobs import HostJob
 
 NAMED = "Name it as its nodes do: JOB or --rdzv_id, with their --rdzv_backend and --rdzv_endpoint."
@@ -55,15 +54,15 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
 
 def _status_of(given: dict[str, Any], *, watch: bool, as_json: bool) -> int:
     """Print what one job does. If only its agent's own state is known, print that."""
-    from elastic_core.config.rdzv_conf import LOCAL
-    from elastic_core.session.job_view import look
+    from elastic_core.config import LOCAL
+    from elastic_core.session import look
     from elastic_operate.host_jobs import EndedAgentError, agent_state, find_job, with_own_workers
 
     paint, named = painter(sys.stdout), is_store_named(given)
     found = None if named else find_job(given["rdzv_id"])
     has_store = found is None or found.newest.backend != LOCAL
     try:
-        with job_store(given) as (store, job_id):
+        with open_store(given) as (store, job_id):
             while True:
                 if (seen := look(store, job_id)) is None:
                     raise UsageError(f"There is no job {job_id!r} in this store.", hint=NAMED)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from elastic_core.config.parse import Wrong
 from elastic_core.incidents import Action, Failure, FailureClass, History, Incident, Verdict
-from elastic_core.plugins.builtin import is_worth_requeueing
+from elastic_core.plugins import is_worth_requeueing
 from elastic_policies.durations import format_duration, parse_count, parse_duration
 from elastic_policies.past import MAX_FAILURES, is_preemption, newer_steps, since_checkpoint, since_progress, within
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from elastic_core import hookimpl
-from elastic_core.config.flag import Flag
+from elastic_core.config import Flag
 from elastic_core.config.parse import switch
 
 

@@ -34,7 +34,7 @@ from typing import TypeAlias
 
 from elastic_core.exit_codes import describe_exit
 from elastic_core.incidents import PEER_LOST, Failure, FailureClass, History, Incident, is_same_step
-from elastic_core.protocol.counters import as_record
+from elastic_core.protocol import as_record
 from elastic_policies.past import is_preemption
 
 Judged: TypeAlias = tuple[Failure, bool]

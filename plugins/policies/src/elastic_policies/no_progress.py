@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_core.config.run import MAX_RESTARTS
+from elastic_core.config import MAX_RESTARTS
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_policies.durations import parse_count
 from elastic_policies.hopeless import find_proof

@@ -25,7 +25,7 @@ from elastic_policies import (
 from elastic_policies.flags import SET_ASIDE_TORN_CHECKPOINTS
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
 
 POLICIES: Mapping[str, ModuleType] = {
     module.NAME: module

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from elastic_core.incidents import SPENDS_A_RESTART, Failure, FailureClass, History, Incident
-from elastic_core.protocol.counters import as_record
-from elastic_core.protocol.limits import MAX_FAILURES
+from elastic_core.protocol import MAX_FAILURES, as_record
 
 __all__ = [
     "MAX_FAILURES",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_core import hookimpl
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
     from elastic_core.events import Event
     from elastic_core.incidents import Explanation, History, Incident, Verdict
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elastic_core.config.parse import Wrong
 from elastic_core.incidents import MAX_EXCLUSION_SECONDS, Action, Failure, History, Incident, Verdict
-from elastic_core.protocol.limits import list_names
+from elastic_core.protocol import list_names
 from elastic_policies.durations import format_duration, parse_count, parse_duration
 from elastic_policies.past import MAX_FAILURES, failed_alike, is_same_host, within
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, strictest
-from elastic_core.plugins.builtin import MaxRestartsPolicy
-from elastic_core.protocol.counters import as_record
+from elastic_core.plugins import MaxRestartsPolicy
+from elastic_core.protocol import as_record
 from elastic_policies.composition import judge
 from elastic_policies.known_failures import explain
 from elastic_policies.past import MAX_FAILURES

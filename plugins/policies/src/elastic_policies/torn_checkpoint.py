@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from elastic_core.incidents import Action, Failure, History, Incident, Verdict
-from elastic_core.protocol.counters import as_record
+from elastic_core.protocol import as_record
 from elastic_policies.durations import parse_count
 from elastic_policies.known_failures import NOT_LOADED
 from elastic_policies.past import MAX_FAILURES

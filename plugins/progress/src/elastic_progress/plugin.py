@@ -13,7 +13,7 @@ from elastic_progress.reader import ProgressReader
 from elastic_progress.time_to_save import saved_event, time_to_save
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
     from elastic_core.events import Event
     from elastic_core.monitors import PlannedStop, RunningRound
     from elastic_core.progress import Checkpoint

@@ -21,18 +21,21 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.rendezvous.backend import (
+from elastic_core.rendezvous import (
     MAX_VALUE_BYTES,
     Cursor,
+    Entry,
     HeartbeatReply,
     Link,
+    RecordReader,
     RendezvousBackend,
     ReplaceableServer,
     RosterRow,
     StoreWarning,
     check_size,
+    pack_link,
+    quoted,
 )
-from elastic_core.rendezvous.records import Entry, RecordReader, pack_link, quoted
 from elastic_rdzv_redis import scripts
 from elastic_rdzv_redis.capacity import capacity_warning
 from elastic_rdzv_redis.client import Client

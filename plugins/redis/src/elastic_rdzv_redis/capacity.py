@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from elastic_core.rendezvous.backend import StoreWarning
+from elastic_core.rendezvous import StoreWarning
 
 CONNECTIONS_PER_NODE = 4
 """Connections that a node has to the server: those of its reader, its writer and its heartbeat, and its first one."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError, in_one_line
-from elastic_core.rendezvous.endpoint import HostPort
+from elastic_core.rendezvous import HostPort
 from elastic_core.threads import bounded
 from elastic_rdzv_redis.client import Client
 from elastic_rdzv_redis.options import Credentials, Options

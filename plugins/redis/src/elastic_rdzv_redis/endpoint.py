@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote
 
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous.endpoint import HostPort
+from elastic_core.rendezvous import HostPort
 
 PORT, SENTINEL_PORT = 6379, 26379
 FORM = "HOST[:PORT], redis://HOST[:PORT][/DB], rediss:// for TLS, or unix:///PATH"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
-from elastic_core.rendezvous.endpoint import timeouts
+from elastic_core.rendezvous import timeouts
 from elastic_rdzv_redis.endpoint import Endpoint
 
 USERNAME, PASSWORD = "ELASTIC_REDIS_USERNAME", "ELASTIC_REDIS_PASSWORD"

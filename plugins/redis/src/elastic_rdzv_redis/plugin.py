@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.hookspecs import hookimpl
-from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core import hookimpl
+from elastic_core.rendezvous import RendezvousOptions
 from elastic_rdzv_redis.endpoint import FORM
 from elastic_rdzv_redis.options import CONF, Options
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous.handler import RendezvousParameters
+    from elastic_core.rendezvous import RendezvousParameters
     from elastic_rdzv_redis.backend import RedisBackend
 
 

@@ -16,8 +16,7 @@ import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES
-from elastic_core.rendezvous.records import MAX_RECORD_BYTES
+from elastic_core.rendezvous import MAX_RECORD_BYTES, MAX_VALUE_BYTES
 
 EXPIRY = 3 * 24 * 3600
 """Seconds for which a job's keys outlive the last heartbeat."""

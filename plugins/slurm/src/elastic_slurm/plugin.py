@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import click
 
-from elastic_core.config.rdzv_conf import SHUTDOWN_VARIABLE
-from elastic_core.hookspecs import hookimpl
+from elastic_core import hookimpl
+from elastic_core.config import SHUTDOWN_VARIABLE
 from elastic_slurm import allocation, defaults, shared_directory
 
 

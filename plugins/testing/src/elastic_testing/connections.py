@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pytest
 
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.race import PATIENCE, WAKE_UP, asleep, background, outcome, sleeper
 
 ALL_BYTES = bytes(range(256))

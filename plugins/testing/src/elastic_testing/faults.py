@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, copy_traits
+from elastic_core.rendezvous import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, copy_traits
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16

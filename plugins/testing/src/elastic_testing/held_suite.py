@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.connections import Connect, Connections, MakeBackend, long_wait
 from elastic_testing.faults import BadLine
 from elastic_testing.line_suite import at_every_request

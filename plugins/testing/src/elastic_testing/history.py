@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RosterRow
+from elastic_core.rendezvous import Cursor, HeartbeatReply, Link, RosterRow
 from elastic_testing.linearizability import IMPOSSIBLE, Apply, Contradiction, State, Step, contradiction
 
 Chain: TypeAlias = tuple[tuple[str, bytes], ...]

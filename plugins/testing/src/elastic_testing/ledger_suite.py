@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
 from elastic_testing.connections import Connect, Connections, MakeBackend, chain
 from elastic_testing.race import RACERS, race
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.connections import Connect, MakeBackend, chain, long_wait, sleeping_wait
 from elastic_testing.faults import BadLine, Lost
 from elastic_testing.linearizability_suite import LinearizabilityConformance

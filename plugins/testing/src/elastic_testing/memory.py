@@ -7,7 +7,7 @@ are.
 from __future__ import annotations
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
+from elastic_core.plugins import LocalBackend, MemoryStore
 from elastic_testing.faults import Data, Keeper
 
 

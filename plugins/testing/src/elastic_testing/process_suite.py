@@ -11,7 +11,7 @@ from multiprocessing.synchronize import Event
 
 import pytest
 
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.connections import Connect, MakeBackend, await_head, long_wait, woken
 from elastic_testing.linearizability_suite import LinearizabilityConformance
 from elastic_testing.race import PATIENCE, Crew

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.connections import ALL_BYTES, MakeBackend, chain, long_wait
 from elastic_testing.faults import Data, Keeper
 from elastic_testing.linearizability_suite import LinearizabilityConformance

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, RendezvousBackend, RosterRow
+from elastic_core.rendezvous import Cursor, HeartbeatReply, RendezvousBackend, RosterRow
 from elastic_testing.connections import ALL_BYTES, Connect, Connections, chain
 from elastic_testing.race import PATIENCE, RACERS, background, outcome, race
 

@@ -13,18 +13,30 @@ from typing import TypeAlias
 
 import pytest
 
-from elastic_core.config.run import Timing
+from elastic_core.config import Timing
 from elastic_core.errors import RendezvousRefusedError, RendezvousStateError
-from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
-from elastic_core.protocol.entries import Body, Closed, Member, Offer, Round
-from elastic_core.protocol.ledger import Ledger, advance, compose
-from elastic_core.protocol.roster import NodeInfo, NodeRow
-from elastic_core.protocol.settings import PROTOCOL, Agreement, Settings, Versions
-from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.protocol import (
+    PROTOCOL,
+    Agreement,
+    Body,
+    Closed,
+    Ledger,
+    Member,
+    NodeInfo,
+    NodeRow,
+    Offer,
+    Round,
+    Settings,
+    Versions,
+    advance,
+    compose,
+    decode_row,
+    encode_entry,
+    encode_row,
+)
+from elastic_core.rendezvous import MAX_VALUE_BYTES, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.session import Runtime, load, news, readable
 from elastic_core.session.join import Applicant, Joined, join
-from elastic_core.session.leave import readable
-from elastic_core.session.ledger_reader import load, news
-from elastic_core.session.runtime import Runtime
 from elastic_testing.connections import Connect, Connections, MakeBackend
 
 Plant: TypeAlias = Callable[[str, int, bytes], bool]

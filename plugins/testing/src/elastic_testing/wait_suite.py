@@ -11,7 +11,7 @@ from itertools import cycle
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.connections import Connect, Connections, chain, long_wait, woken
 from elastic_testing.race import RACERS, race
 

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_core.rendezvous import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.faults import BadLine, Data, Keeper, Lost
 from elastic_testing.history import Call
 from elastic_testing.race import PATIENCE, background

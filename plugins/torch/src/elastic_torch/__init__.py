@@ -31,7 +31,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elastic_core.worker.graceful_stop import should_checkpoint as should_checkpoint
+    from elastic_core.worker import should_checkpoint as should_checkpoint
     from elastic_torch.data.batch_sampler import ElasticBatchSampler as ElasticBatchSampler
     from elastic_torch.data.partition import loss_weight as loss_weight
     from elastic_torch.data.sampler import ElasticDistributedSampler as ElasticDistributedSampler

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from elastic_core.worker import error_file
+from elastic_core.worker import attach, record as record_error
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -44,7 +44,7 @@ def _newest() -> Mapping[str, object]:
     return {"step": living[-1].step, "epoch": living[-1].epoch, **lacking}
 
 
-error_file.attach(_newest)
+attach(_newest)
 
 
 @overload
@@ -66,7 +66,7 @@ def record(function: Callable[_P, _T] | None = None, error_handler: Any = None) 
     if function is None:
         return lambda function: record(function, error_handler)
     if error_handler is None:
-        return error_file.record(function)
+        return record_error(function)
     from torch.distributed.elastic.multiprocessing.errors import record as torchs
 
     return torchs(function, error_handler)

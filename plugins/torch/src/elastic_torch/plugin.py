@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from elastic_core import hookimpl
 
 if TYPE_CHECKING:
-    from elastic_core.worker.train_state import TrainingState
+    from elastic_core.worker import TrainingState
 
-elastic_hookspec_major = 1
+elastic_hookspec_major = 2
 
 
 @hookimpl

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_core.errors import UsageError
-from elastic_core.worker.channel import INITIALIZED, report
-from elastic_core.worker.failure_recorder import ended_by_exception
+from elastic_core.worker import INITIALIZED, ended_by_exception, report
 from elastic_torch.flight_recorder.answer import answer_requests
 
 PATIENCE = timedelta(minutes=10)

@@ -13,7 +13,7 @@ def main() -> object:
     with suppress(OSError):  # the folder was deleted, and so is not in sys.path
         if sys.path[:1] == [os.getcwd()]:
             del sys.path[0]  # `python -m` put it there; the script torchrun does not import from the user's folder
-    from elastic_core.cli.interrupt import end_at_once, raise_again
+    from elastic_core.cli import end_at_once, raise_again
 
     end_at_once()
     from elastic_torchrun import launcher, startup

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from elastic_core.errors import UsageError
-from elastic_core.worker.error_file import record
+from elastic_core.worker import record
 
 MODULE = "elastic_torchrun.call"
 MAIN = "__mp_main__"

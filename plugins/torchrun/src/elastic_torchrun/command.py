@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import click
 
-from elastic_core.cli.run import warn
+from elastic_core.cli import warn
 from elastic_core.errors import PluginError, UsageError, how_to_install
 from elastic_torchrun.startup import VARIABLE
 

@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core.config.program import Program, ProgramKind, name as name_of
-from elastic_core.config.run import RunConfig
+from elastic_core.config import Program, ProgramKind, RunConfig, name as name_of
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import ExitCode, signal_name, signalled
 from elastic_core.incidents import Incident
-from elastic_core.plugins import manager
+from elastic_core.plugins import load as load_plugins
 from elastic_torchrun import call
 from elastic_torchrun.foreign.errors import HandlerError
 from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, warn
@@ -58,7 +57,7 @@ class ChildFailedError(ElasticError):
         """Return the reason, and the first failure, where it is known: its rank, its cause and its traceback."""
         if self.incident is None:
             return super().__str__()
-        from elastic_core.agent.report import root_cause
+        from elastic_core.agent import root_cause
 
         return "\n".join([self.message, "", *root_cause(self.incident, "the first failure that this node knows of")])
 
@@ -153,7 +152,7 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
         program = Program(ProgramKind.EXECUTABLE, shutil.which(entrypoint) or entrypoint, tuple(map(str, args)))
         run_program(replace(config, program=program))
         return {}
-    from elastic_core.agent.directories import remove_abandoned
+    from elastic_core.agent import remove_abandoned
 
     remove_abandoned()  # now: on a full disk, tempfile would choose another directory
     directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))
@@ -173,11 +172,11 @@ def run_program(config: RunConfig) -> None:
     Raises:
         ChildFailedError, KeyboardInterrupt, SignalException, ElasticError: As for :class:`elastic_launch`.
     """
-    from elastic_core.agent import start
+    from elastic_core.agent import run as run_agent
 
-    loaded = manager.load(config)
+    loaded = load_plugins(config)
     try:
-        ending = start.run(config, loaded, alone=False)
+        ending = run_agent(config, loaded, alone=False)
     except HandlerError as exc:
         raise exc.cause from exc.__cause__
     finally:

@@ -12,18 +12,34 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastic_core.cli.settle import FLAGS
-from elastic_core.config import parse, rdzv_conf
-from elastic_core.config.flag import Flag, flags_in
+from elastic_core.cli import FLAGS
+from elastic_core.config import (
+    DEFAULT_ID,
+    LINE_PREFIX,
+    LOCAL,
+    MAX_RESTARTS,
+    MONITOR_INTERVAL,
+    NUMBERED,
+    Flag,
+    PlainSettings,
+    Program,
+    ProgramKind,
+    RunConfig,
+    check_node_rank,
+    check_reach,
+    check_spares,
+    flags_in,
+    parse,
+    parse_conf,
+    scheduler_uid,
+    settle,
+    shutdown_timeout,
+)
 from elastic_core.config.parse import Stream, StreamMap
-from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.events import Level, least_level
-from elastic_core.plugins import manager
-from elastic_core.plugins.entry_points import Catalogue
-from elastic_core.plugins.flags import declared_flags, not_declared
-from elastic_core.rendezvous import job_token
+from elastic_core.plugins import Catalogue, declared_flags, load_backend, not_declared
+from elastic_core.rendezvous import read_token
 from elastic_torchrun.foreign import registry
 
 Streams = int | Mapping[int, int]  # flags of :class:`Stream` or torch's ``Std``, for all local ranks or by local rank
@@ -86,7 +102,7 @@ class _Arguments:
         given = self.shutdown_timeout
         if isinstance(given, Real) and given < 0:
             raise UsageError(f"shutdown_timeout={given!r} is negative.", hint="Give a number of seconds.")
-        self.shutdown_timeout = rdzv_conf.shutdown_timeout(given, os.environ)
+        self.shutdown_timeout = shutdown_timeout(given, os.environ)
 
 
 class LaunchConfig(_Arguments):
@@ -147,11 +163,11 @@ def configure(config: LaunchConfig) -> RunConfig:
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
     numbered = False
     if registry.find(backend) is None:  # a handler that was registered may have any backend's name
-        numbered = backend in rdzv_conf.NUMBERED
-        backend, endpoint = rdzv_conf.settle(backend, endpoint, nnodes)
+        numbered = backend in NUMBERED
+        backend, endpoint = settle(backend, endpoint, nnodes)
     catalogue = Catalogue.read()
     settings, unlimited = settings_of(config, catalogue)
-    options = manager.load_backend(backend, catalogue, config.plugins).rendezvous_options()
+    options = load_backend(backend, catalogue, config.plugins).rendezvous_options()
     given = {key: value for key, value in config.rdzv_configs.items() if value is not None}
     if numbered and nnodes.most > 1 and "rank" not in given:
         raise UsageError(
@@ -159,18 +175,18 @@ def configure(config: LaunchConfig) -> RunConfig:
             hint="Give rdzv_configs={'rank': N}, counted from 0.",
         )
     rank = _whole("rdzv_configs rank", given.pop("rank", 0)) if numbered else None
-    node_rank = rank if backend in rdzv_conf.NUMBERED else None
-    rdzv_conf.check_node_rank(node_rank, nnodes)
+    node_rank = rank if backend in NUMBERED else None
+    check_node_rank(node_rank, nnodes)
     if config.rdzv_timeout != -1:
         given.setdefault("timeout" if options.handler else "join_timeout", config.rdzv_timeout)
     text = ",".join(f"{key}={value}" for key, value in given.items())
-    conf = rdzv_conf.parse(text, backend=backend, options=options)
-    rdzv_conf.check_reach(backend, endpoint, nnodes, options)
-    rdzv_conf.check_spares(backend, nnodes, config.flags.get("spares", 0), options, node_rank)
+    conf = parse_conf(text, backend=backend, options=options)
+    check_reach(backend, endpoint, nnodes, options)
+    check_spares(backend, nnodes, config.flags.get("spares", 0), options, node_rank)
     for warning in (*conf.without_effect, *without_effect(config)):
         warn(warning)
     logs = logs_of(config.logs_specs, config.log_dir, config.redirects, config.tee)
-    alone = backend == rdzv_conf.LOCAL
+    alone = backend == LOCAL
     limit = _FLAGS["max_restarts"].accept(config.max_restarts)
     return RunConfig(
         **{
@@ -185,9 +201,9 @@ def configure(config: LaunchConfig) -> RunConfig:
             "rdzv_endpoint": endpoint,
             "rdzv_id": config.run_id or (os.urandom(4).hex() if alone else DEFAULT_ID),
             "rdzv_conf": conf.backend,
-            "job_token": job_token.read_token(os.environ, conf.token_file),
+            "job_token": read_token(os.environ, conf.token_file),
             "timing": conf.timing,
-            "run_uid": conf.run_uid or rdzv_conf.scheduler_uid(os.environ),
+            "run_uid": conf.run_uid or scheduler_uid(os.environ),
             "local_addr": read("local_addr", config.local_addr or None, parse.address),
             "log_dir": logs.log_dir,
             "redirects": logs.redirects,

@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from elastic_core.cli.run import warn
-from elastic_core.cli.run_command import RunCommand
-from elastic_core.cli.settle import Flags, configure, outline, plugins_named
+from elastic_core.cli import Flags, RunCommand, configure, outline, plugins_named, warn
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_torchrun.flags import flags_of, written_in
 from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
 
 T = TypeVar("T")
 Job = Callable[[], T]
@@ -47,8 +45,7 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     Raises:
         UsageError, PluginError, click.UsageError: Elastic does not take these arguments.
     """
-    from elastic_core.plugins import manager
-    from elastic_core.plugins.entry_points import Catalogue
+    from elastic_core.plugins import Catalogue, load_backend
 
     command = RunCommand(lambda: 0)
     command.add_help_option = False  # who asks torchrun for help gets torchrun's
@@ -57,7 +54,7 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
         raise UsageError(f"--logs_specs {flags.logs_specs!r} names a class of torch's, which Elastic does not use.")
     known, catalogue, named = outline(flags, os.environ), Catalogue.read(), plugins_named(flags, os.environ)
     return configure(
-        known, flags, os.environ, lambda name: manager.load_backend(name, catalogue, named).rendezvous_options(), warn
+        known, flags, os.environ, lambda name: load_backend(name, catalogue, named).rendezvous_options(), warn
     )
 
 
@@ -75,9 +72,9 @@ def run(args: Namespace) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the job of a command line of torchrun's, ``sys.argv[1:]`` by default; raise as :func:`run`."""
-    from elastic_core.worker import error_file
+    from elastic_core.worker import record
 
-    error_file.record(_run)(sys.argv[1:] if args is None else args)
+    record(_run)(sys.argv[1:] if args is None else args)
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -99,13 +96,13 @@ def _replace_run(module: Any) -> None:
 
     def serve(args: Namespace, line: Sequence[str] | None = None) -> None:
         def prepare() -> Job[None]:
-            from elastic_core.worker import error_file  # not for the program torchrun
+            from elastic_core.worker import record  # not for the program torchrun
             from elastic_torchrun import launch
 
             written = written_in(line, module.get_args_parser()) if line else ()
             config = configuration(flags_of(args, module.get_args_parser(), written), warn)
             job = functools.partial(launch.run_program, config)
-            return job if line is None else error_file.record(job)
+            return job if line is None else record(job)
 
         own = functools.partial(torchs, args)
         # Of the two only main() writes the error file that the caller's environment names.

@@ -10,9 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from elastic_core.config import parse
-from elastic_core.config.rdzv_conf import LOCAL
-from elastic_core.config.run import EXIT_BARRIER, MAX_RESTARTS, MONITOR_INTERVAL
+from elastic_core.config import EXIT_BARRIER, LOCAL, MAX_RESTARTS, MONITOR_INTERVAL, parse
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Incident
 from elastic_torchrun import call

@@ -19,17 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from elastic_core.agent.directories import make_log_dir
-from elastic_core.agent.failure_cause import find_cause
-from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.registration import cpus_of_workers
-from elastic_core.config import parse
+from elastic_core.agent import Output, WorkerStreams, cpus_of_workers, find_cause, make_log_dir
+from elastic_core.config import MAX_RESTARTS, MONITOR_INTERVAL, parse
 from elastic_core.config.parse import Stream
-from elastic_core.config.run import MAX_RESTARTS, MONITOR_INTERVAL
 from elastic_core.errors import ElasticError, UsageError
-from elastic_core.warden.client import Warden
-from elastic_core.warden.linux import subreaping
-from elastic_core.warden.messages import Exited, Spawned, SpawnFailed, StopCompleted, WardenDied
+from elastic_core.warden import Exited, Spawned, SpawnFailed, StopCompleted, Warden, WardenDied, subreaping
 from elastic_torchrun import call, launch_config
 from elastic_torchrun.launch_config import LaunchConfig, Logs, Streams
 from elastic_torchrun.local_agent import LocalElasticAgent, RunResult, WorkerSpec

@@ -10,11 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from elastic_core.agent.error_files import error_file_data
-from elastic_core.agent.failure_cause import as_torchs, recorded_cause
+from elastic_core.agent import as_torchs, error_file_data, recorded_cause
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident
-from elastic_core.worker.error_file import NO_MESSAGE, error_data
+from elastic_core.worker import NO_MESSAGE, error_data
 
 NOT_AVAILABLE = "<N/A>"  # torch's text for the name of no signal
 _NO_DATA: Mapping[str, Any] = MappingProxyType({"message": NO_MESSAGE})

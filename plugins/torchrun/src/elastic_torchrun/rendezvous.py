@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from elastic_core.config import settle
 from elastic_core.config.parse import NodeRange
-from elastic_core.config.rdzv_conf import settle
 from elastic_core.errors import RendezvousError
-from elastic_core.plugins import manager
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from elastic_core.plugins import load_backend
+from elastic_core.rendezvous import RendezvousHandler, RendezvousParameters
 from elastic_torchrun.foreign import registry
 from elastic_torchrun.foreign.registry import HandlerPlugin
 from elastic_torchrun.handlers import TorchrunHandler, handler_over
@@ -40,7 +40,7 @@ def get_rendezvous_handler(params: Any) -> RendezvousHandler:
     ours = RendezvousParameters(
         backend, endpoint, params.run_id, params.min_nodes, params.max_nodes, params.local_addr, config=params.config
     )
-    plugins = manager.load_backend(backend)
+    plugins = load_backend(backend)
     options = plugins.rendezvous_options()
     if isinstance(plugins.backend, HandlerPlugin):
         return plugins.backend.make(ours)

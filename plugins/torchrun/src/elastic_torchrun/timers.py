@@ -21,16 +21,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_core.assignment import Assignment
-from elastic_core.config.program import Program
-from elastic_core.config.run import RunConfig
+from elastic_core import Assignment, hookimpl
+from elastic_core.config import Program, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
-from elastic_core.hookspecs import hookimpl
 from elastic_core.monitors import RunningRound
 from elastic_core.threads import PatientThread
-from elastic_core.warden.linux import Process, descendants, running_process, state_of, waits_in
+from elastic_core.warden import Process, descendants, running_process, state_of, waits_in
 
 ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 PIPE = "TORCHELASTIC_TIMER_FILE"

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from elastic_core.warden.forks import Message, stack_dump, take_descriptors, volunteer_for_oom
+from elastic_core.warden import Message, stack_dump, take_descriptors, volunteer_for_oom
 
 
 def become(request: Message, given: Mapping[str, int], environment: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeAlias
 
-from elastic_core.warden.forks import (
+from elastic_core.warden import (
     INITIALIZED,
     NOTHING_NEW,
     Channel,

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from elastic_core.config.environment import threads
-from elastic_core.config.program import ProgramKind, interpreter, python_program
+from elastic_core.config import ProgramKind, interpreter, python_program, threads
 from elastic_core.starter import Starter
 from elastic_warmstart.flags import PRELOAD, WARM_START
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
+    from elastic_core.config import RunConfig
 
 STORE_MODULE = "torch"  # a fork server that has imported this module can serve the workers' store
 LATER = ("torch._dynamo",)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from elastic_core.exit_codes import describe_exit
-from elastic_core.warden.linux import become_subreaper, descendants, die_with_parent, kill
+from elastic_core.warden import become_subreaper, descendants, die_with_parent, kill
 from elastic_warmstart.checks import beside_main
 from elastic_warmstart.child import fork
 from elastic_warmstart.facts import find_initialised, open_files, tasks

@@ -7,3 +7,16 @@ General layout:
   make (``--nproc_per_node``), and each worker's own (``--virtual_local_rank``).
 * ``topology``: CPUs, cores, caches, sockets and NUMA nodes. ``numa``: each worker's CPUs (``--numa_binding``).
 """
+
+from __future__ import annotations
+
+from elastic_core import names_of
+
+NAMES = {
+    "host.devices.device": "Device",
+    "host.devices.inventory": "amd nvidia",
+    "host.devices.machine": "Machine",
+    "host.devices.visible": "gpus select",
+}
+
+__getattr__ = names_of(__name__, NAMES)

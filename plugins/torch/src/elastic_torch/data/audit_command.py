@@ -12,7 +12,7 @@ import click
 
 from elastic_core.errors import UsageError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.host.terminal import printable
+from elastic_core.host import printable
 from elastic_torch.data.audit import MARK, VERSION, Step
 from elastic_torch.data.audit_check import Epoch, Finding, Record, Report, audit
 

@@ -17,8 +17,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from elastic_core import hookimpl
-from elastic_core.assignment import Assignment
+from elastic_core import Assignment, hookimpl
 from elastic_core.events import Event, Field, Level
 from elastic_core.monitors import RunningRound
 
@@ -34,7 +33,7 @@ PEERS_SECONDS = 1.0  # for the dumps of other nodes, where they share the folder
 ANALYSIS_SECONDS = 12.0  # most of it is the import of torch
 LOOK_SECONDS = 0.05
 
-elastic_hookspec_major = 1
+elastic_hookspec_major = 2
 
 
 @hookimpl

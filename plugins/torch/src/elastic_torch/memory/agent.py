@@ -18,7 +18,7 @@ from elastic_core.threads import prepare_later
 if TYPE_CHECKING:
     from elastic_core.monitors import LeftMemory, RunningRound
 
-elastic_hookspec_major = 1
+elastic_hookspec_major = 2
 
 
 @hookimpl

@@ -25,8 +25,7 @@ import torch
 
 from elastic_core.errors import ResourceError, UsageError
 from elastic_core.threads import asked
-from elastic_core.worker.channel import channel
-from elastic_core.worker.fd_store import held, hold, release
+from elastic_core.worker import held, hold, open_channel, release
 from elastic_torch.memory.snapshot import PAGE, Buffer, Snapshot
 from elastic_torch.memory.snapshot_format import is_of_other_release
 from elastic_torch.version import Stamp
@@ -69,7 +68,7 @@ class Buffers:
         self._names = [f"{self.prefix}/{index}" for index in range(count)]
         self._second: Future[Buffer] | None = None
         """The second buffer, while its memory is being taken."""
-        with channel() as agent:
+        with open_channel() as agent:
             self.outlives = agent is not None
             """True if there is an agent that keeps them; without one a snapshot is of no use."""
         self._buffers = [adopted(name) for name in self._names]

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from elastic_core.errors import ElasticError, ResourceError
-from elastic_core.worker.fd_store import held, hold
+from elastic_core.worker import held, hold
 from elastic_torch.memory.buffers import MOST
 from elastic_torch.memory.rescue_files import BLOCK, OTHER_RELEASE, Rescued, listed, remove_abandoned
 from elastic_torch.memory.snapshot import Buffer, Snapshot

@@ -10,7 +10,7 @@ import contextlib
 import os
 
 from elastic_core.errors import ResourceError
-from elastic_core.worker.fd_store import held, hold, release
+from elastic_core.worker import held, hold, release
 
 _LONGEST = 32
 

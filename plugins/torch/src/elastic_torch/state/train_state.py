@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_core.errors import UsageError
-from elastic_core.worker.graceful_stop import should_checkpoint, somebody_leaves
+from elastic_core.worker import should_checkpoint, somebody_leaves
 from elastic_torch.data import loaders
 from elastic_torch.data.batch_sampler import ElasticBatchSampler
 from elastic_torch.data.sampler import ElasticDistributedSampler

@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from elastic_core.plugins.local_backend import LocalBackend
-from elastic_core.protocol.codec import decode_entry
-from elastic_core.rendezvous.backend import Cursor, HandlerStore, HeartbeatReply, Link, RosterRow, StoreWarning
-from elastic_core.rendezvous.handler import RendezvousHandler
+from elastic_core.plugins import LocalBackend
+from elastic_core.protocol import decode_entry
+from elastic_core.rendezvous import (
+    Cursor,
+    HandlerStore,
+    HeartbeatReply,
+    Link,
+    RendezvousHandler,
+    RosterRow,
+    StoreWarning,
+)
 from elastic_torchrun.foreign.node import HandlerNode, Settings
 
 COST = """with a rendezvous handler of others this agent can do no more than torchrun's does:

@@ -15,10 +15,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
-from elastic_core.protocol.entries import Member, Offer, Round
-from elastic_core.protocol.limits import HOSTS_BYTES, fit_names
-from elastic_core.protocol.roster import NodeInfo
-from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
+from elastic_core.protocol import HOSTS_BYTES, Member, NodeInfo, Offer, Round, fit_names
+from elastic_core.rendezvous import BootstrapStoreInfo, RendezvousInfo
 
 CARD_KEY_PREFIX = "elastic/node/"  # prefix of the keys of the cards, each followed by a node's rank
 FINISHED_KEY_PREFIX = "elastic/finished/"  # prefix of the keys by which nodes say that all their workers exited with 0

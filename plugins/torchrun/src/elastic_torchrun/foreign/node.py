@@ -17,12 +17,25 @@ from dataclasses import dataclass, replace
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.plugins.local_backend import MemoryStore
-from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
-from elastic_core.protocol.entries import Closed, Entry, Exclusion, Halt, HaltReason, Offer, Open, Round
-from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Slots
-from elastic_core.rendezvous.backend import RosterRow
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo
+from elastic_core.plugins import MemoryStore
+from elastic_core.protocol import (
+    Closed,
+    Entry,
+    Exclusion,
+    Halt,
+    HaltReason,
+    NodeInfo,
+    NodeRow,
+    Offer,
+    Open,
+    Phase,
+    Round,
+    Slots,
+    decode_row,
+    encode_entry,
+    encode_row,
+)
+from elastic_core.rendezvous import RendezvousHandler, RendezvousInfo, RosterRow
 from elastic_torchrun.foreign import exchange
 from elastic_torchrun.foreign.errors import HandlerError, is_graceful_exit, translate_error, without_shared_store
 

@@ -15,14 +15,11 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from elastic_core.config.rdzv_conf import no_ledger
-from elastic_core.config.run import EXIT_BARRIER, MONITOR_INTERVAL, RunConfig
+from elastic_core import hookimpl
+from elastic_core.config import EXIT_BARRIER, MONITOR_INTERVAL, RunConfig, no_ledger
 from elastic_core.errors import PluginError, RendezvousError, UsageError
-from elastic_core.hookspecs import hookimpl
-from elastic_core.host.addresses import ANY_FORM, advertised_address
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core.host import ANY_FORM, advertised_address
+from elastic_core.rendezvous import RendezvousBackend, RendezvousHandler, RendezvousOptions, RendezvousParameters
 from elastic_torchrun.foreign.errors import translate_error
 from elastic_torchrun.foreign.handler import as_handler, complete_class
 

@@ -28,10 +28,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from elastic_core.config import rdzv_conf
-from elastic_core.rendezvous import job_token
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
-from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core.config import parse_conf, scheduler_uid
+from elastic_core.rendezvous import RendezvousHandler, RendezvousOptions, RendezvousParameters, read_token
 from elastic_torchrun.handlers.handler import TorchrunHandler
 
 __all__ = ["TorchrunHandler", "handler_of", "handler_over"]
@@ -60,7 +58,7 @@ def handler_over(
         UsageError: A key of the parameters, or its value, is invalid.
     """
     text = ",".join(f"{key}={value}" for key, value in torchs.config.items())
-    read = rdzv_conf.parse(text, backend=torchs.backend, options=options)
+    read = parse_conf(text, backend=torchs.backend, options=options)
     parameters = RendezvousParameters(
         backend=torchs.backend,
         endpoint=torchs.endpoint,
@@ -68,8 +66,8 @@ def handler_over(
         min_nodes=torchs.min_nodes,
         max_nodes=torchs.max_nodes,
         local_addr=torchs.local_addr,
-        token=job_token.read_token(os.environ, read.token_file),
+        token=read_token(os.environ, read.token_file),
         config=read.backend,
     )
-    uid = read.run_uid or rdzv_conf.scheduler_uid(os.environ)
+    uid = read.run_uid or scheduler_uid(os.environ)
     return TorchrunHandler(connect, parameters, read, uid)

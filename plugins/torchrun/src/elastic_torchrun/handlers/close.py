@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.protocol.entries import Body, Closed, Leader
-from elastic_core.protocol.ledger import advance, compose
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.ledger_reader import load
-from elastic_core.session.runtime import Runtime
+from elastic_core.protocol import Body, Closed, Leader, advance, compose
+from elastic_core.rendezvous import RendezvousBackend
+from elastic_core.session import Runtime, load
 
 
 def close_run(store: RendezvousBackend, author: str, why: str, runtime: Runtime) -> None:

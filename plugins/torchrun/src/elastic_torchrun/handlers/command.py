@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from elastic_core.config.program import Program, ProgramKind, arguments_digest, name
-from elastic_core.protocol.settings import Command
+from elastic_core.config import Program, ProgramKind, arguments_digest, name
+from elastic_core.protocol import Command
 from elastic_torchrun.startup import LAUNCHER
 
 

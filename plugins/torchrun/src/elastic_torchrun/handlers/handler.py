@@ -11,9 +11,7 @@ from functools import partial
 from typing import Any
 
 from elastic_core import __version__
-from elastic_core.config import rdzv_conf
-from elastic_core.config.environment import inheritable
-from elastic_core.config.run import DEFAULT_ID
+from elastic_core.config import DEFAULT_ID, RendezvousConf, inheritable
 from elastic_core.errors import (
     ElasticError,
     RendezvousClosedError,
@@ -23,47 +21,55 @@ from elastic_core.errors import (
 )
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.host.addresses import advertised_address
-from elastic_core.host.identity import host_name
-from elastic_core.host.ports import HeldPort
-from elastic_core.host.versions import installed_versions
+from elastic_core.host import HeldPort, advertised_address, host_name, installed_versions
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
-from elastic_core.protocol.admission import describe_differences
-from elastic_core.protocol.entries import Closed, Offer, Round
-from elastic_core.protocol.node import NodeState, row_of, step
-from elastic_core.protocol.node_events import (
+from elastic_core.protocol import (
+    Agreement,
+    Closed,
     Effect,
     Exit,
     Leaving,
     MakeOffer,
     NodeEvent,
+    NodeInfo,
+    NodeState,
+    Offer,
     Offered,
     Progressed,
+    Round,
+    Settings,
     Start,
     Stop,
+    Versions,
     Work,
     WorkerFailed,
     WorkersDone,
     WorkersGone,
+    describe_differences,
+    row_of,
+    step,
 )
-from elastic_core.protocol.roster import NodeInfo
-from elastic_core.protocol.settings import Agreement, Settings, Versions
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo, RendezvousParameters
-from elastic_core.rendezvous.seal import protect
-from elastic_core.session.connections import silence_told
-from elastic_core.session.contact import (
+from elastic_core.rendezvous import (
+    BootstrapStoreInfo,
+    RendezvousBackend,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    protect,
+)
+from elastic_core.session import (
     FENCE_SHARE,
     FIRST_CONNECTION_SECONDS,
+    RUNTIME,
+    Session,
+    SessionCalls,
     connect_at_first,
     persist,
+    silence_told,
     silent_store,
     store_awaited,
 )
 from elastic_core.session.join import Applicant, Joined, join
-from elastic_core.session.runtime import RUNTIME
-from elastic_core.session.session import Session
-from elastic_core.session.state import SessionCalls
 from elastic_torchrun.handlers import stores
 from elastic_torchrun.handlers.close import close_run
 from elastic_torchrun.handlers.command import command_of
@@ -87,7 +93,7 @@ class TorchrunHandler(RendezvousHandler):
         self,
         connect: Callable[[RendezvousParameters], RendezvousBackend],
         params: RendezvousParameters,
-        read: rdzv_conf.RendezvousConf,
+        read: RendezvousConf,
         scheduler_uid: str | None,
     ) -> None:
         self.asked: Any = None  # the parameters by which a program has asked for it

@@ -10,8 +10,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from elastic_core.host.ports import HeldPort
-from elastic_core.protocol.entries import Offer
+from elastic_core.host import HeldPort
+from elastic_core.protocol import Offer
 from elastic_core.threads import asked
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"

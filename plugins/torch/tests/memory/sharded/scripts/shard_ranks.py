@@ -101,7 +101,7 @@ def go_on(rank: int, world: int, act: int, before: list[Buffer]) -> None:
 
 def play_an_agent() -> None:
     """Have all buffers kept, as if an agent did so."""
-    patch("elastic_torch.memory.buffers.channel", return_value=nullcontext(True)).start()
+    patch("elastic_torch.memory.buffers.open_channel", return_value=nullcontext(True)).start()
     patch("elastic_torch.memory.buffers.hold", return_value=True).start()
 
 
