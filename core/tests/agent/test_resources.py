@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.directories import MARK
-from elastic_core.agent.resources import Resources, WardenWatch, leave_signals, open_resources, stop_workers
+from elastic_core.agent.resources import Resources, Start, WardenWatch, leave_signals, open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
@@ -41,7 +41,8 @@ def made(**settings: Any) -> Iterator[tuple[Resources, list[Event]]]:
     with ExitStack() as stack:
         warden = stack.enter_context(begun())
         slot = stack.enter_context(closing(Slot.take(f"test_hands/{uuid.uuid4()}")))
-        given = open_resources(config(**settings), Plugins(), said.append, info(), "uid", warden, slot)
+        start = Start(config=config(**settings), plugins=Plugins(), slot=slot, warden=warden)
+        given = open_resources(start, said.append, info(), "uid")
         yield stack.enter_context(given), said
 
 
@@ -149,11 +150,11 @@ def test_how_workers_are_stopped(grace: Grace, received: int | None, stopped: ob
 
     The worker, played by this process, has a handler for SIGUSR2.
     """
-    resources: Any = SimpleNamespace(config=config(), group=Called())
+    resources: Any = SimpleNamespace(node=SimpleNamespace(config=config()), group=Called())
     resources.group.workers = [SimpleNamespace(is_running=True, pid=os.getpid())]
     before = signal.signal(signal.SIGUSR2, lambda *_: None), signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     broken = grace is Grace.BROKEN
-    early: object = stop_workers(resources, Stop(grace, "why"), received, None)
+    early: object = Resources.stop_workers(resources, Stop(grace, "why"), received, None)
     signal.signal(signal.SIGUSR2, before[0])
     signal.signal(signal.SIGUSR1, before[1])
     assert early == ("early_exit" if broken else None)
@@ -166,7 +167,8 @@ def test_monitors_of_the_round_before_answer_no_question(number: int, text: str)
     questions = RoundQuestions(lambda event: None)
     questions.finders["load"] = lambda value: "of round 3"
     group = SimpleNamespace(round=SimpleNamespace(number=3, questions=questions))
-    resources: Any = SimpleNamespace(group=group, loop=SimpleNamespace(post=posted.append), publish=None)
+    resources: Any = SimpleNamespace(group=group, loop=SimpleNamespace(post=posted.append))
+    resources.node = SimpleNamespace(publish=None)
 
     def start(target: Callable[[], None], **_: object) -> SimpleNamespace:
         return SimpleNamespace(start=target)
