@@ -163,7 +163,7 @@ class Supervisor:
             case StartAnswer() | StartDue():
                 self._gate.receive(event)
             case StopDue():
-                self._stop(self._put_off)
+                self._stop_now(self._put_off)
             case HostEnds():
                 self._departure.on_host_ends(event)
             case messages.StopCompleted() | messages.Fenced():
@@ -176,7 +176,8 @@ class Supervisor:
             case _ if isinstance(event, node_events.NodeEvent):
                 self.step(event)
                 if isinstance(event, AnswerFound):
-                    self._stop(self._put_off)
+                    if self._put_off is not None and event.answer.to == self._put_off.halt:
+                        self._stop_now(self._put_off)
                     self._later(ANSWER_KEPT_SECONDS, AnswerRead(event.answer.to))
             case _ if isinstance(event, messages.StarterEvent):
                 self._publish(report.starter(event))
@@ -311,14 +312,17 @@ class Supervisor:
         if (steps := self.resources.group.notify(notice)) is not None and notice is not None:
             self.step(node_events.Answered(notice, steps))
 
-    def _stop(self, stop: node_events.Stop | None) -> None:
+    def _stop(self, stop: node_events.Stop) -> None:
         """Stop the workers; monitors are asked first, if a failed rank may have waited for one of these workers."""
+        if stop.halt and self.resources.say_last(stop.halt, self.resources.node.runtime.thread):
+            self._put_off = stop
+            self._later(LAST_WORDS_SECONDS, StopDue())
+        else:
+            self._stop_now(stop)
+
+    def _stop_now(self, stop: node_events.Stop | None) -> None:
         if stop is None or self.state.work is not Work.STOPPING:
             return  # the workers are gone
-        if stop.halt and self.resources.say_last(stop.halt, self.resources.node.runtime.thread):
-            self._put_off = replace(stop, halt=0)
-            self._later(LAST_WORDS_SECONDS, StopDue())
-            return
         self._put_off, number, failure = None, self.state.round, known_failure(self.state)
         self._publish(Event("stopping", f"stopping the workers of round {number}: {stop.why}", Level.DEBUG))
         early = self.resources.stop_workers(stop, self._departure.received, failure)
