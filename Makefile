@@ -15,7 +15,7 @@
 #                `make mutants ARGS="leader --again"` tries one module, and what has survived before once more
 #   make lint    ruff and mypy, both strict, and codespell
 #   make tox     every distribution alone with core, and core on every Python that is here
-#   make bench   measures what docs/performance.md says, and rewrites its tables: bench-launchers, bench-rendezvous,
+#   make bench   measures what benchmarks/RESULTS.md says, and rewrites its tables: bench-launchers, bench-rendezvous,
 #                bench-snapshots, bench-silence, bench-progress, bench-policies and bench-spares, each of which takes arguments: `make bench-rendezvous ARGS="--sizes=64 --runs=5"`
 #   make bench-frameworks kills a worker of Hugging Face's Trainer, and measures until it trains again (installs 1.2 GB below .tox)
 #   make clean   removes .venv and all caches

@@ -1,1 +1,1 @@
-"""Programs that measure what ``docs/performance.md`` says: ``make bench`` runs them."""
+"""Programs that measure what ``benchmarks/RESULTS.md`` says: ``make bench`` runs them."""

@@ -1,6 +1,6 @@
 """Elastic beside torchrun: launches, recoveries, joins, losses, and what an idle agent costs.
 
-``make bench`` runs it and rewrites the tables of ``docs/performance.md``, which says how each figure is taken.
+``make bench`` runs it and rewrites the tables of ``benchmarks/RESULTS.md``, which says how each figure is taken.
 ``make bench-launchers ARGS="--only=killed --runs=3"`` measures only scenes whose titles contain the word, and leaves
 the page alone.
 """
@@ -29,7 +29,7 @@ from benchmarks.scenes import KILLED_ONE, KILLED_REST, LAUNCH, MEMORY, SETTLE, S
 from benchmarks.tables import figures, median, megabytes, paragraphs, per_hour, replaced, seconds, table
 from benchmarks.targets import ratios, targets
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- launchers: written by benchmarks/launchers.py -->", "<!-- end of launchers -->"
 RUNS = 5
 GIVE_UP = 2

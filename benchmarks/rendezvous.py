@@ -1,6 +1,6 @@
 """Rendezvous of many nodes: ours over each store beside torch's, with agents that are real but for their workers.
 
-``make bench`` runs it after ``launchers``, and rewrites its tables in ``docs/performance.md``, which says how each
+``make bench`` runs it after ``launchers``, and rewrites its tables in ``benchmarks/RESULTS.md``, which says how each
 figure is taken. ``make bench-rendezvous ARGS="--sizes=64 --peers=torch,c10d"`` measures a part, and leaves the
 page alone.
 """
@@ -35,7 +35,7 @@ from benchmarks.meetings import (
 from benchmarks.tables import NOTHING, cell, median, paragraphs, replaced, seconds, table
 from benchmarks.targets import Target
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- rendezvous: written by benchmarks/rendezvous.py -->", "<!-- end of rendezvous -->"
 SIZES = (16, 64, 256, 1024)
 RUNS = 3

@@ -1,7 +1,7 @@
 """The cost of keeping a training's state, in memory and on the disk, beside torch's own ways and a plain copy.
 
-``make bench`` runs it after the others, and rewrites its tables in ``docs/performance.md``, which says how each figure
-is taken. ``make bench-snapshots ARGS=--only=disk`` does so with one of the two parts alone; with ``--kinds`` or
+``make bench`` runs it after the others, and rewrites its tables in ``benchmarks/RESULTS.md``, which says how each
+figure is taken. ``make bench-snapshots ARGS=--only=disk`` does so with one of the two parts alone; with ``--kinds`` or
 ``--size`` the page stays as it is.
 """
 
@@ -32,7 +32,7 @@ from benchmarks.tables import figures, median, megabytes, paragraphs, replaced, 
 from benchmarks.targets import Target
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "benchmarks" / "RESULTS.md"
 RUNS = 5
 MINUTES = 20.0
 PATIENCE = 300.0

@@ -1,6 +1,6 @@
 """Twelve failures of jobs on two nodes, over every backend: each node names the first cause, in at most 15 lines.
 
-``docs/evidence/failure_stories.md`` shows the texts, beside torchrun's. ``REWRITE_STORIES=1`` writes the page anew with
+``tests/data/failure_stories.md`` shows the texts, beside torchrun's. ``REWRITE_STORIES=1`` writes the page anew with
 what Elastic prints, ``REWRITE_STORIES=torchrun`` also with what torchrun prints for the same scripts.
 """
 
@@ -24,7 +24,7 @@ from stage import PATIENCE, Agent, Stage, free_port, still_there
 
 from elastic_core.host.oom import find_counter
 
-PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "failure_stories.md"
+PAGE = Path(__file__).with_name("data") / "failure_stories.md"
 MOST_LINES = 15
 MEMORY = 512 << 20
 ELASTIC = [sys.executable, "-m", "elastic_core", "run"]

@@ -46,7 +46,7 @@ PLAIN = [
 """The trees without idioms."""
 SIMULATOR = ROOT / "simulator"
 READ = [ROOT / "README.md", *PAGES, *sorted((ROOT / "plugins").glob("*/README.md"))]
-INSIDE = {"agent", "architecture", "decisions", "performance", "protocol", "simulator", "warm_start"}
+INSIDE = {"agent", "architecture", "decisions", "protocol", "simulator", "warm_start"}
 """Pages for people who work on Elastic."""
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PARAGRAPH = re.compile(r"\n\s*\n|\n(?= *[-*] |\||#)|(?<= )\| ")

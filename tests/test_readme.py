@@ -54,7 +54,7 @@ def test_the_picture_shows_what_elastic_prints_today() -> None:
 
 
 def test_the_numbers_are_those_that_were_measured() -> None:
-    measured = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    measured = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
     named = {
         "a worker is killed, on one node": "a worker is killed: one node, two workers",
         "one of two nodes is killed": "a node is killed, `--nnodes=1:2`; collectives fail",
@@ -66,9 +66,22 @@ def test_the_numbers_are_those_that_were_measured() -> None:
         assert cells == tuple(re.sub(r" \([^)]*\)", "", cell) for cell in (torchrun, warm))
 
 
+def test_the_page_of_performance_has_numbers_that_were_measured() -> None:
+    def rows(page: Path) -> list[list[str]]:
+        lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+        return [re.sub(r" \([^)]*\)", "", line).strip("| ").split(" | ") for line in lines]
+
+    measured: dict[str, set[str]] = {}
+    for title, *cells in rows(ROOT / "benchmarks" / "RESULTS.md"):
+        measured.setdefault(title, set()).update(cells)
+    shown = rows(ROOT / "docs" / "performance.md")
+    assert len(shown) > 20
+    assert [row for row in shown if not set(row[1:]) <= measured.get(row[0], set()) | {"in plain copies"}] == []
+
+
 def test_the_report_is_one_of_those_that_are_tested() -> None:
     [report] = re.findall(r"^```text\n(.*?)```$", README, re.MULTILINE | re.DOTALL)
-    assert report in (ROOT / "docs" / "evidence" / "failure_stories.md").read_text(encoding="utf-8")
+    assert report in (ROOT / "tests" / "data" / "failure_stories.md").read_text(encoding="utf-8")
 
 
 def test_every_flag_that_readme_names_exists() -> None:

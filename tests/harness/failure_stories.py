@@ -1,6 +1,6 @@
 """Twelve ways in which a training job fails: a script for each, and what the last message on every node must say.
 
-``tests/test_failure_stories.py`` runs the scripts on two nodes, and ``docs/evidence/failure_stories.md`` shows what
+``tests/test_failure_stories.py`` runs the scripts on two nodes, and ``tests/data/failure_stories.md`` shows what
 Elastic and torchrun print for them. A script's environment has LAST, the last rank.
 """
 

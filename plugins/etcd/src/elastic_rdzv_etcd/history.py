@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_core.rendezvous import StoreWarning
 
 BYTES_PER_HEARTBEAT = 200
-"""The bytes that one heartbeat adds to etcd's history, measured (``docs/performance.md``)."""
+"""The bytes that one heartbeat adds to etcd's history, measured (``benchmarks/RESULTS.md``)."""
 DEFAULT_QUOTA = 2 << 30
 """Bytes after which etcd takes no more writes, unless ``--quota-backend-bytes`` says otherwise
 (https://etcd.io/docs/latest/op-guide/maintenance/#space-quota)."""
