@@ -22,7 +22,7 @@ from elastic_core.config.run import Timing
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
 from elastic_core.protocol.entries import Closed, Offer, Open, Round
-from elastic_core.protocol.ledger import compose
+from elastic_core.protocol.ledger import compose, open_ledger
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
     Effect,
@@ -100,9 +100,11 @@ def warm_up() -> None:
     decode_row(encode_row(NodeRow(info=info)))
     agreement = Agreement(min_nodes=1, max_nodes=1, max_restarts=0)
     settings = Settings(agreement=agreement, timing=Timing(resize_wait=0.0), versions=versions, host="")
-    sealed = Round(number=1, offer=Offer("", 1, ""))
-    for body in (Open(scheduler_uid=None, settings=settings), sealed):
-        decode_entry(encode_entry(compose(None, body, entry_id="", author="", now=0.0, run="")))
+    opening = Open(scheduler_uid=None, settings=settings)
+    opened = compose(None, opening, entry_id="", author="", now=0.0, run="")
+    first = Round(number=1, offer=Offer("", 1, ""))
+    for entry in (opened, compose(open_ledger(opened, 0.0), first, entry_id="", author="", now=0.0)):
+        decode_entry(encode_entry(entry))
 
 
 class ElasticAgent(Agent):

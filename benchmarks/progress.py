@@ -59,7 +59,7 @@ def cpu_share(line: str, expression: str | None, *, reads: bool) -> float:
         ProgressReader(compile_expressions(expression)).begin(round)
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reading, False)
-    pump = Pump(reading, None, Path("none"), None, Shape(), print, readers=round.open_readers(0))
+    pump = Pump(reading, round.open_readers(0), None, Shape())
     thread = PumpThread("reads")
     other = KINDS["other lines"][0]
     command = [sys.executable, "-c", _WRITER, line, other, str(LINES_PER_SECOND), str(SECONDS)]

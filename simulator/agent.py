@@ -7,14 +7,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from elastic_core.agent.event_loop import HostEnds, SignalReceived
 from elastic_core.agent.resources import Resources
-from elastic_core.agent.run_summary import RunSummary
-from elastic_core.agent.start_gate import StartDelay
 from elastic_core.agent.supervisor import Supervisor
+from elastic_core.agent.worker import Node
 from elastic_core.config.parse import OnNodeLoss
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing
@@ -91,6 +91,27 @@ class Stores:
         return False
 
 
+class SimResources(Resources):
+    """The agent's resources, over the simulated ones."""
+
+    def __init__(self, agent: SimAgent, config: RunConfig, plugins: object, runtime: Runtime) -> None:
+        node = Node(config, cast("Any", plugins), agent._on_event, agent.info, agent.run, Path(), True, (), runtime)
+        group, look = cast("Any", agent.group), partial(agent.host.visible_slots, agent.slot)
+        unreachable = partial(peers.unreachable, agent.host)
+        super().__init__(node, cast("Any", agent.inbox), frozenset({TERM}), group, group, look, unreachable)
+
+    def fence(self, seconds: float | None) -> None:
+        """Set the dead-man's switch; no process of a warden is looked at."""
+        self.warden.fence(seconds)
+
+    def explain_hang(self, *_: object) -> bool:
+        """Return False: no plugin explains hangs."""
+        return False
+
+    def tell_hang(self, _: object) -> None:
+        """Do nothing: no monitor follows hangs."""
+
+
 class SimAgent:
     """One incarnation, from its start to its end."""
 
@@ -162,7 +183,7 @@ class SimAgent:
     @property
     def state(self) -> NodeState | None:
         """The node's state machine; None before it has one."""
-        return None if self.supervisor is None else self.supervisor._state
+        return None if self.supervisor is None else self.supervisor.state
 
     def _stop_hosted_store(self) -> None:
         """Stop the embedded store that lives in this process, if any."""
@@ -253,31 +274,14 @@ class SimAgent:
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,
             checks_again=bool(plan.check_seconds),
             sum_up_answers=partial(questions.sum_up, self),
+            before_start=None,
         )
-        resources = SimpleNamespace(
-            config=config,
-            plugins=plugins,
-            publish=self._on_event,
-            loop=self.inbox,
-            signals=frozenset({TERM}),
-            warden=self.group,
-            group=self.group,
-            unreachable=partial(peers.unreachable, self.host),
-            fence=lambda seconds, _now: self.group.fence(seconds),
-            start_delay=lambda now: StartDelay(None, self.run, cast("Any", self.inbox), now, self._on_event),
-            summarize=partial(RunSummary, job="job", run=self.run, node=self.node_id, interrupted_seconds=0.0),
-        )
-        resources.find_answer = partial(Resources.find_answer, cast("Any", resources))
-        resources.say_last = partial(Resources.say_last, cast("Any", resources))
-        look = partial(self.host.visible_slots, self.slot)
         self.supervisor = Supervisor(
-            cast("Any", resources),
-            runtime,
+            cast("Any", SimResources(self, config, plugins, runtime)),
             store,
             replace(applicant, former=self.former),
             found,
             cast("Any", stores),
-            look,
         )
         self.lineage.host_end.heard_by(lambda why, left, at: self.inbox.post(HostEnds(why, left, at)))
         try:
@@ -313,7 +317,7 @@ class SimAgent:
     def _judge(self, incident: Incident, history: History) -> Verdict:
         world = self.host.world
         assert self.supervisor is not None
-        if (current := self.supervisor._session.ledger.round) is not None:
+        if (current := self.supervisor.session.ledger.round) is not None:
             world.checker.judged[self.node_id, current.offer.id] = incident
         if world.plan.policy_seconds:
             self._sleep(world.plan.policy_seconds * world.hub.random.random())

@@ -274,13 +274,17 @@ class Thread:
 class Future:
     """Replacement of ``concurrent.futures.Future``: the result of ``function``, which runs on a thread of its own."""
 
-    def __init__(self, hub: Hub, function: Callable[[], Any], name: str = "") -> None:
+    def __init__(
+        self, hub: Hub, function: Callable[[], Any], *, then: Callable[[Any], object] | None = None, name: str = ""
+    ) -> None:
         self._done = Event(hub)
-        self._function, self._value = function, None
+        self._function, self._then, self._value = function, then, None
         Thread(hub, self._run, name=name).start()
 
     def _run(self) -> None:
         self._value = self._function()
+        if self._then is not None:
+            self._then(self._value)
         self._done.set()
 
     def done(self) -> bool:

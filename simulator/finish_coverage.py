@@ -49,7 +49,7 @@ def note_success(world: World, replica: Replica, entry: Entry, current: Round) -
     leader = world.agent(entry.author)
     if leader is None or leader.supervisor is None or not done:
         return
-    session, now = leader.supervisor._session, leader.host.now()
+    session, now = leader.supervisor.session, leader.host.now()
     for node_id in done.keys() - {leader.node_id}:
         if is_lost(session.watch, node_id, session.ledger.settings.timing, now):
             world.count("L7 a node that has finished is lost, and the others finish")
@@ -60,7 +60,7 @@ def note_success(world: World, replica: Replica, entry: Entry, current: Round) -
 def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, last: float) -> None:
     """Count nodes that could have joined only between the first and the last finish; both are seconds ago."""
     assert leader.supervisor is not None
-    session, now = leader.supervisor._session, leader.host.now()
+    session, now = leader.supervisor.session, leader.host.now()
     ledger, watch = session.ledger, session.watch
     pause = max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * ledger.resize_cost)
     allowed_at = ledger.round_at if ledger.resized_at is None else ledger.resized_at + pause

@@ -60,7 +60,7 @@ class Forgeries:
         """I10: a leader does not decide by a forged row."""
         if not self.rows or leader is None or leader.over or leader.supervisor is None:
             return
-        for seen in leader.supervisor._session.watch.nodes.values():
+        for seen in leader.supervisor.session.watch.nodes.values():
             if FORGED in seen.row.unreachable:
                 why = f"{leader.node_id} believes a row of {seen.node_id} that this node has not written"
                 self.world.checker.fail("I10", why)

@@ -124,7 +124,7 @@ def _ask(world: World, host: Host, fault: Fault) -> bool:
 def _newest(world: World) -> int:
     """Return the index of the newest entry that an agent has read."""
     agents = [agent for host in world.hosts for agent in host.agents if agent.supervisor is not None]
-    return max((agent.supervisor._session.ledger.head.index for agent in agents if agent.supervisor), default=0)
+    return max((agent.supervisor.session.ledger.head.index for agent in agents if agent.supervisor), default=0)
 
 
 KINDS: dict[str, Callable[[World, Host, Fault], bool]] = {"quiet": _quiet, "ask": _ask}

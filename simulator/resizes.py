@@ -32,7 +32,7 @@ def check_resize(world: World, replica: Replica, entry: Entry) -> None:
     current = world.checker.histories.newest_round(replica, entry.run)
     if not plan.resize_wait or plan.step_seconds or current is None or author is None or author.supervisor is None:
         return
-    session, now = author.supervisor._session, author.host.now()
+    session, now = author.supervisor.session, author.host.now()
     round_at, watch = session.ledger.round_at, session.watch
     rows = read_before(world, entry.id, entry.run)
     members = current.group_ranks

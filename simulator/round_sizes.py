@@ -50,7 +50,7 @@ def check_round(world: World, entry: Entry, members: set[str], earlier: Round | 
     author = world.agent(entry.author)
     if author is None or author.supervisor is None or earlier is None:
         return
-    session, now = author.supervisor._session, author.host.now()
+    session, now = author.supervisor.session, author.host.now()
     watch, timing = session.watch, session.ledger.settings.timing
     before = session.ledger.counters  # what the leader knew when it decided
     known = {host for host, losses in before.losses.items() if losses.count < LOSSES - 1} - before.bad_hosts(entry.age)

@@ -73,7 +73,7 @@ STORE_DEFECTS: tuple[Defect, ...] = (
         1000,
     ),
     # Unreachable peers
-    Defect("no node probes", "Supervisor._step", "failed is not None", "False", "isolated"),
+    Defect("no node probes", "Supervisor.step", "failed is not None", "False", "isolated"),
     Defect("no node is left out", "find_unreachable", "worst[-1] if worst[0] else None", "None", "isolated"),
     Defect("the one with fewest broken connections is left out", "find_unreachable", "max", "min", "isolated", 1000),
     Defect(

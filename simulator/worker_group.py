@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from elastic_core.agent.run_summary import Interruptions
 from elastic_core.incidents import Incident
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Round
@@ -40,9 +41,11 @@ class SimWorkerGroup:
     progress = ProgressTable()
     """Empty: no output is read; the ranks' reports are in :attr:`step`."""
     workers = ()
+    stop_facts: Mapping[str, Mapping[str, object]] = {}
 
     def __init__(self, agent: SimAgent) -> None:
         self.agent, self.host = agent, agent.host
+        self.interruptions = Interruptions()
         self.worker: Worker | None = None
         self.round = questions.SimRound(agent)
         self.step: int | None = None
@@ -84,7 +87,7 @@ class SimWorkerGroup:
         With stale reads, a node may lose contact between its row and the round, but not twice without contact.
         """
         assert self.agent.supervisor is not None
-        session, world = self.agent.supervisor._session, self.host.world
+        session, world = self.agent.supervisor.session, self.host.world
         known_at = session.contact.known_at
         cut_off = self.host.clock.now() - known_at >= FENCE_SHARE * world.plan.fence_after
         if not cut_off or session.ledger.head.index < world.store.master.head:

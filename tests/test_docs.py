@@ -20,6 +20,7 @@ from elastic_torchrun.torch_names import MODULES
 
 ROOT = Path(__file__).parents[1]
 PROTOCOL = ROOT / "docs" / "internals" / "protocol.md"
+SCENARIOS = ROOT / "core" / "tests" / "protocol" / "scenarios"
 TREES = ("core", "plugins", "examples", "tests", "benchmarks", "docs")
 SOURCES = [path for path in ROOT.glob("*/src") if path.is_dir()] + sorted(ROOT.glob("*/*/src"))
 PAGES = sorted([*ROOT.glob("*.md"), *(page for tree in TREES for page in (ROOT / tree).rglob("*.md"))])
@@ -90,6 +91,30 @@ def test_an_invariant_has_its_place_and_its_test(rule: str) -> None:
     assert sentence
     assert PATH.search(place)
     assert NAMED.search(test)
+
+
+def scenarios_of(rule: str) -> list[str]:
+    """The names of the scenarios that a rule cites."""
+    page = text(PROTOCOL)
+    if rule[0] in "SL":
+        page, start = page.split(f"\n### {rule}\n")[1].split("\n#")[0], "- "
+    else:
+        start = f"- {rule} · "
+    lines = re.findall(rf"^{start}(?:Played|Not played): (.*)$", page, flags=re.MULTILINE)
+    assert len(lines) == 1
+    found = re.findall(r"\[(\w+)\]\(\S*/scenarios/(\w+)\.txt\)", lines[0])
+    assert all(name == file for name, file in found)
+    return [name for name, _ in found]
+
+
+@pytest.mark.parametrize("rule", defined())
+def test_a_rule_has_a_scenario_or_a_reason_why_it_has_none(rule: str) -> None:
+    reasons = text(SCENARIOS / "README.md").partition("\n## Rules without a scenario\n")[2]
+    assert bool(scenarios_of(rule)) != (f"\n- {rule}: " in reasons)
+
+
+def test_the_page_of_the_protocol_cites_every_scenario() -> None:
+    assert {path.stem for path in SCENARIOS.glob("*.txt")} == set(re.findall(r"/scenarios/(\w+)\.txt", text(PROTOCOL)))
 
 
 # Entries -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ AGENT = (
     "elastic_core.agent.membership",
     "elastic_core.agent.resources",
     "elastic_core.agent.slot",
-    "elastic_core.agent.state_dump",
+    "elastic_core.agent.status",
     "elastic_core.agent.status",
     "elastic_core.plugins.local_backend",
     "elastic_core.plugins.manager",

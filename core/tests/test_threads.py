@@ -33,6 +33,14 @@ def test_a_late_answer_can_be_waited_for() -> None:
     assert answer.result(60) is True
 
 
+def test_the_result_of_a_call_is_passed_on_by_the_thread_that_made_it() -> None:
+    found: list[tuple[int, str]] = []
+    asked(lambda: 7, then=lambda it: found.append((it, threading.current_thread().name)), name="elastic-seven").result(
+        60
+    )
+    assert found == [(7, "elastic-seven")]
+
+
 def test_a_preparation_that_fails_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
     names: list[str] = []
 

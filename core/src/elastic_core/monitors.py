@@ -283,6 +283,9 @@ class RunningRound:
         The leader takes it once: ask again after the report, which :meth:`follow_answers` passes on. A question of the
         same name that is open, or that another node asks, serves this node, too.
 
+        A node asks 8 questions at once at most, and a round has 64 names of questions at most: others are ignored. The
+        leader takes at most two questions a second.
+
         Raises:
             ValueError: The name has more than 32 characters, or the value, as JSON, more than 256 bytes.
         """

@@ -55,13 +55,21 @@ def keep_a_starter() -> None:
         _starters[0].start()
 
 
-def asked(ask: Callable[[], _T], *, name: str = "elastic-question") -> Future[_T]:
-    """Call ``ask`` on a daemon thread of this name; the future gets its result or exception."""
+def asked(
+    ask: Callable[[], _T], *, then: Callable[[_T], object] | None = None, name: str = "elastic-question"
+) -> Future[_T]:
+    """Call ``ask`` on a daemon thread of this name; the future gets its result or exception.
+
+    ``then`` is called with the result, on the same thread.
+    """
     answer: Future[_T] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(ask())
+            found = ask()
+            if then is not None:
+                then(found)
+            answer.set_result(found)
         except BaseException as exc:
             answer.set_exception(exc)
 

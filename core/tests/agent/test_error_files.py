@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.error_files import error_file_data, last_abort_line, last_lines, one_line, telling_lines
-from elastic_core.agent.python_traceback import crashed_thread, innermost
+from elastic_core.agent.error_files import (
+    crashed_thread,
+    error_file_data,
+    innermost,
+    last_abort_line,
+    last_lines,
+    one_line,
+    telling_lines,
+)
 
 # The error file ------------------------------------------------------------------------------------------------------
 

@@ -65,29 +65,6 @@ def test_a_distant_timer_does_not_end_the_wait(loop: EventLoop, clock: Clock, se
     assert loop.take() == ["news"]
 
 
-def test_a_timer_that_may_be_early_comes_with_another_event_and_not_before(loop: EventLoop, clock: Clock) -> None:
-    loop.at(clock.time + 10.0, "early", early=3.0)
-    loop.at(clock.time + 10.0, "exact")
-    loop.post("first")
-    clock.time += 6.9
-    assert loop.take() == ["first"]
-    loop.post("second")
-    clock.time += 0.1
-    assert loop.take() == ["second", "early"]
-    clock.time += 3.0
-    assert loop.take() == ["exact"]
-
-
-def test_a_timer_that_may_be_early_comes_in_time_if_nothing_else_does(loop: EventLoop, clock: Clock) -> None:
-    loop.at(clock.time + 10.0, "early", early=3.0)
-    loop.at(clock.time + 9.0, "exact")
-    clock.time += 9.0
-    assert loop.take() == ["exact", "early"]
-    loop.at(clock.time + 1.0, "alone", early=0.5)
-    clock.time += 1.0
-    assert loop.take() == ["alone"]
-
-
 # Posting and watching ------------------------------------------------------------------------------------------------
 
 

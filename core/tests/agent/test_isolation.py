@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from views import info, live, settings
 
-from elastic_core.agent.isolation import Isolation
-from elastic_core.agent.probing import ProbeTarget
+from elastic_core.agent.probing import Isolation, ProbeTarget
 from elastic_core.config.parse import OnNodeLoss
 from elastic_core.protocol.settings import Settings
 
@@ -22,13 +21,13 @@ class Bench:
     def __init__(self, me: str = "a", the_settings: Settings | None = None, *, reached: bool = False) -> None:
         self.at, self.probed, self.asked, self.reached = 1000.0, list[list[str]](), list[Sequence[str]](), reached
         self.ledger = live("ab", the_settings or settings(min_nodes=1))
-        runtime: Any = SimpleNamespace(now=lambda: self.at, thread=self.thread)
+        runtime: Any = SimpleNamespace(now=lambda: self.at, ask=self.ask)
         self.isolation = Isolation(me, self.look_up, runtime, self.find)
         assert self.ledger.round is not None
         self.isolation.begin(self.ledger.round)
 
-    def thread(self, target: Any, args: Any, **_: Any) -> Any:
-        return SimpleNamespace(start=lambda: target(*args))
+    def ask(self, ask: Any, then: Any, **_: Any) -> None:
+        then(ask())
 
     def look_up(self, ids: Sequence[str], answer: Any) -> None:
         self.asked.append(ids)

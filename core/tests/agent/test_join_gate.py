@@ -11,8 +11,7 @@ from contextlib import closing
 import pytest
 
 from elastic_core import JoinGate, UnhealthyNodeError
-from elastic_core.agent.interruption import Interruption
-from elastic_core.agent.join_gate import pass_gate
+from elastic_core.agent.join_gate import Interruption, pass_gate
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent import pseudo_terminal
-from elastic_core.agent.output import Output, WorkerStreams
-from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, Shape, WholeLines
+from elastic_core.agent.console import resize_terminal
+from elastic_core.agent.output import Output, Routes, WorkerStreams
+from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, LogFile, Shape, WholeLines
 from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
 from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.monitors import LineReader, RunningRound
@@ -105,13 +105,8 @@ class Stage:
             consoles = [stack.enter_context((self.folder / name).open("wb")).fileno() for name in ("out", "err")]
             self._consoles = [os.dup(fd) for fd in consoles]
         self.output = Output(
-            redirects=_map(redirects),
-            tee=_map(tee),
-            keep=keep,
-            shown=shown,
-            filters=filters or {},
-            report=self.reports.put,
-            several=several,
+            Routes(_map(redirects), _map(tee), keep, shown, filters or {}, several),
+            self.reports.put,
             console_out=self._consoles[0] if out is None else out,
             console_err=self._consoles[1] if err is None else err,
         )
@@ -327,10 +322,10 @@ def test_a_console_that_is_gone_costs_no_byte_of_the_files(stage: Stage) -> None
 def test_a_file_on_a_full_disk_is_reported_once_and_the_worker_goes_on(stage: Stage) -> None:
     stage.start(tee=ERR)
     streams = stage.open()
-    pump = streams.pumps[ERR]
+    [file] = streams.pumps[ERR]._readers
     with open("/dev/full", "wb") as full:  # in the place of its file
-        assert pump._file is not None
-        os.dup2(full.fileno(), pump._file)
+        assert isinstance(file, LogFile)
+        os.dup2(full.fileno(), file._file)
     assert streams.stderr is not None
     os.write(streams.stderr, b"one\n")
     report = f"{stage.directory}/stderr.log is not complete: No space left on device; the worker goes on"
@@ -521,7 +516,7 @@ except OSError:
 def screen() -> Iterator[tuple[int, int]]:
     """A terminal of 30 rows and 100 columns: our end, and the one that programs have."""
     ours, theirs = os.openpty()
-    pseudo_terminal.resize(ours, struct.pack("HHHH", 30, 100, 0, 0))
+    resize_terminal(ours, struct.pack("HHHH", 30, 100, 0, 0))
     yield ours, theirs
     for fd in (ours, theirs):
         os.close(fd)
@@ -583,14 +578,14 @@ def test_a_new_window_size_reaches_the_workers(stage: Stage, screen: tuple[int, 
     output = stage.start(err=screen[1])
     streams = stage.open()
     assert streams.stderr is not None
-    pseudo_terminal.resize(screen[0], struct.pack("HHHH", 50, 200, 0, 0))
+    resize_terminal(screen[0], struct.pack("HHHH", 50, 200, 0, 0))
     output.resize()
     output.catch_up([streams], PATIENCE)  # after that
     assert os.get_terminal_size(streams.stderr) == (200, 50)
     streams.close()
 
 
-def test_all_that_a_terminal_holds_is_read_when_a_worker_has_failed(tmp_path: Path) -> None:
+def test_all_that_a_terminal_holds_is_read_when_a_worker_has_failed() -> None:
     ours, theirs = os.openpty()
     tty.setraw(theirs)
     for fd in (ours, theirs):
@@ -600,7 +595,7 @@ def test_all_that_a_terminal_holds_is_read_when_a_worker_has_failed(tmp_path: Pa
         while True:
             line = b"%07d\n" % len(held)
             held += line[: os.write(theirs, line)]
-    pump = Pump(ours, None, tmp_path / "stderr.log", None, Shape(), print)
+    pump = Pump(ours, [], None, Shape())
     thread = PumpThread("pump")
     thread.catch_up([pump], PATIENCE)
     assert len(held) > 2 * TAIL

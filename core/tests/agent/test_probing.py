@@ -19,9 +19,9 @@ from views import info, members, offer
 from elastic_core.agent.probing import (
     SPREAD_MAX_SECONDS,
     Door,
+    Isolation,
     ProbeTarget,
     neighbours,
-    probe,
     spread,
     targets,
     unreachable,
@@ -156,7 +156,7 @@ def test_the_result_of_a_probe_is_posted(door: Door) -> None:
         answer([replace(info(name), address=where[name], port=door.port) for name in ids])
 
     current = a_round("abc", offer=Offer("127.0.0.1", door.port, "x", hosted=True))
-    probe(current, "b", look_up, posted.put, RUNTIME)
+    Isolation("b", look_up, RUNTIME).probe(current, posted.put)
     assert posted.get(timeout=PATIENCE) == Probed(3, ("c",))
 
 
@@ -166,5 +166,5 @@ def test_a_probe_that_cannot_be_tried_blames_no_node() -> None:
     def exhausted(_aims: object) -> tuple[str, ...]:
         raise OSError(24, "Too many open files")
 
-    probe(a_round("ab"), "a", lambda ids, answer: answer([]), posted.put, RUNTIME, exhausted)
+    Isolation("a", lambda ids, answer: answer([]), RUNTIME, exhausted).probe(a_round("ab"), posted.put)
     assert posted.get(timeout=PATIENCE) == Probed(3, ())

@@ -86,13 +86,12 @@ class Node:
     def __init__(self, loop: EventLoop) -> None:
         self.published: list[Event] = []
         self.plugins = Plugins()
+        self.held = {"train/0/0": 5, "train/rescue": 6, "other": 7}
         self.resources: Any = SimpleNamespace(
-            fd_store=SimpleNamespace(held={"train/0/0": 5, "train/rescue": 6, "other": 7}),
+            node=SimpleNamespace(publish=self.published.append, plugins=self.plugins, info="host:1"),
+            group=SimpleNamespace(reports=SimpleNamespace(fd_store=SimpleNamespace(held=self.held))),
             signals={SIGNAL},
             loop=loop,
-            publish=self.published.append,
-            plugins=self.plugins,
-            info="host:1",
         )
 
     def install(self, name: str, call: Callable[[LeftMemory], object]) -> None:
@@ -103,10 +102,15 @@ class Node:
 
         self.plugins.register(name, Plugin())
 
+    def run(self, loop: Loop) -> Ending:
+        agent: Any = loop
+        agent.resources = self.resources
+        return rescue.run(agent)
+
     def end(self, loop: Loop) -> list[tuple[str, str]]:
         """Run an agent with this loop to its end; return what was published."""
         with contextlib.suppress(KeyboardInterrupt, RuntimeError):
-            rescue.run(loop, self.resources)
+            self.run(loop)
         return [(event.name, event.message) for event in self.published]
 
 
@@ -132,7 +136,7 @@ def test_without_a_plugin_it_is_lost_and_that_is_published(node: Node) -> None:
 
 def test_if_workers_have_left_nothing_no_plugin_is_called(node: Node) -> None:
     node.install("a", lambda left: pytest.fail("it was called"))
-    node.resources.fd_store.held.clear()
+    node.held.clear()
     assert node.end(Loop(lambda: Ending(1, "it failed"))) == []
 
 
@@ -156,9 +160,9 @@ def test_if_a_plugin_raises_the_agent_ends_as_it_had_and_the_next_plugin_is_call
     ending = Ending(143, "stopped")
     if failed:
         with pytest.raises(RuntimeError, match="a defect"):
-            rescue.run(Loop(raises(RuntimeError("a defect"))), node.resources)
+            node.run(Loop(raises(RuntimeError("a defect"))))
     else:
-        assert rescue.run(Loop(lambda: ending), node.resources) is ending
+        assert node.run(Loop(lambda: ending)) is ending
     [event] = node.published
     assert (event.name, event.message) == (
         "rescue_failed",
@@ -174,7 +178,7 @@ def test_a_defect_of_the_question_for_others_does_not_replace_the_ending(node: N
             raise ValueError("a defect")
 
     ending = Ending(143, "stopped")
-    assert rescue.run(Defective(lambda: ending), node.resources) is ending
+    assert node.run(Defective(lambda: ending)) is ending
     assert [event.name for event in node.published] == ["rescue_failed"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.directories import MARK
-from elastic_core.agent.resources import Resources, WardenWatch, leave_signals, open_resources, stop_workers
+from elastic_core.agent.resources import Resources, Start, WardenWatch, leave_signals, open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
@@ -23,9 +23,10 @@ from elastic_core.errors import ResourceError
 from elastic_core.events import Event
 from elastic_core.host.versions import installed_versions
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.node_events import Grace, Stop
-from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Grace, Stop
+from elastic_core.protocol.roster import Answer, NodeInfo
 from elastic_core.protocol.settings import Versions
+from elastic_core.round_questions import RoundQuestions
 from elastic_core.warden.linux import descendants
 
 
@@ -40,7 +41,8 @@ def made(**settings: Any) -> Iterator[tuple[Resources, list[Event]]]:
     with ExitStack() as stack:
         warden = stack.enter_context(begun())
         slot = stack.enter_context(closing(Slot.take(f"test_hands/{uuid.uuid4()}")))
-        given = open_resources(config(**settings), Plugins(), said.append, info(), "uid", warden, slot)
+        start = Start(config=config(**settings), plugins=Plugins(), slot=slot, warden=warden)
+        given = open_resources(start, said.append, info(), "uid")
         yield stack.enter_context(given), said
 
 
@@ -148,15 +150,31 @@ def test_how_workers_are_stopped(grace: Grace, received: int | None, stopped: ob
 
     The worker, played by this process, has a handler for SIGUSR2.
     """
-    resources: Any = SimpleNamespace(config=config(), group=Called())
+    resources: Any = SimpleNamespace(node=SimpleNamespace(config=config()), group=Called())
     resources.group.workers = [SimpleNamespace(is_running=True, pid=os.getpid())]
     before = signal.signal(signal.SIGUSR2, lambda *_: None), signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     broken = grace is Grace.BROKEN
-    early: object = stop_workers(resources, Stop(grace, "why"), received, None)
+    early: object = Resources.stop_workers(resources, Stop(grace, "why"), received, None)
     signal.signal(signal.SIGUSR2, before[0])
     signal.signal(signal.SIGUSR1, before[1])
     assert early == ("early_exit" if broken else None)
     assert resources.group.calls == [*([("early_exit", None)] if broken else []), stopped]
+
+
+@pytest.mark.parametrize(("number", "text"), [(3, '"of round 3"'), (4, "null")])
+def test_monitors_of_the_round_before_answer_no_question(number: int, text: str) -> None:
+    posted: list[object] = []
+    questions = RoundQuestions(lambda event: None)
+    questions.finders["load"] = lambda value: "of round 3"
+    group = SimpleNamespace(round=SimpleNamespace(number=3, questions=questions))
+    resources: Any = SimpleNamespace(group=group, loop=SimpleNamespace(post=posted.append))
+    resources.node = SimpleNamespace(publish=None)
+
+    def start(target: Callable[[], None], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(start=target)
+
+    Resources.find_answer(resources, FindAnswer(7, "load", "1"), number, start)  # type: ignore[arg-type]
+    assert posted == [AnswerFound(Answer(7, text))]
 
 
 def test_a_warden_that_does_not_run_is_noticed_once_until_it_runs_again() -> None:

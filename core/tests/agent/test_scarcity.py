@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from views import info, offer
 
-from elastic_core.agent.output import Output
+from elastic_core.agent.output import Output, Routes
+from elastic_core.agent.worker import Node
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.parse import Stream, StreamMap
@@ -93,10 +94,11 @@ def test_a_round_that_a_plugin_forbids_leaves_no_stream_open(tmp_path: Path) -> 
     for name, plugin in {**core_plugins(), "broken": BrokenPlugin()}.items():
         plugins.register(name, plugin)
     warden = Warden.start()
-    output = Output(redirects=StreamMap(Stream.OUT), tee=StreamMap(Stream.ERR), report=print)
+    output = Output(Routes(StreamMap(Stream.OUT), StreamMap(Stream.ERR)), print)
     config = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"))
     reports = Reports(lambda instant, event: None)
-    group = WorkerGroup(config, plugins, warden, output, reports, info("a"), "run1", tmp_path, lambda event: None)
+    node = Node(config, plugins, lambda event: None, info("a"), "run1", tmp_path)
+    group = WorkerGroup(node, warden, output, reports)
     before = open_descriptors()
     with pytest.raises(PluginError, match="not today"):
         group.start(Round(number=1, offer=offer("a"), members=(Member("a", 1, "default"),)), 0)
@@ -111,10 +113,10 @@ def test_a_log_file_that_is_a_fifo_holds_nobody_up(tmp_path: Path) -> None:
     script = (
         "import signal, sys\n"
         "from pathlib import Path\n"
-        "from elastic_core.agent.output import Output\n"
+        "from elastic_core.agent.output import Output, Routes\n"
         "from elastic_core.config.parse import Stream, StreamMap\n"
         "signal.alarm(30)\n"
-        "output = Output(redirects=StreamMap(Stream.ERR), tee=StreamMap(), report=print)\n"
+        "output = Output(Routes(StreamMap(Stream.ERR), StreamMap()), print)\n"
         "output.open(rank=0, local_rank=0, directory=Path(sys.argv[1]))\n"
     )
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)

@@ -34,32 +34,26 @@ class Node:
         self.timers: list[tuple[float, Depart]] = []
         self.asked: list[Callable[[bool], None]] = []
         self.killed = False
-        resources: Any = SimpleNamespace(
-            config=config,
+        self.now = 0.0
+        self.session: Any = SimpleNamespace(ask_finished=self.asked.append)
+        self.resources: Any = SimpleNamespace(
+            node=SimpleNamespace(
+                config=config, now=lambda: self.now, publish=lambda event: self.said.append(event.message)
+            ),
             signals=frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGURG}),
             loop=SimpleNamespace(
                 post=lambda order: self.departing.depart(order),
                 at=lambda instant, order: self.timers.append((instant, order)),
             ),
-            warden=SimpleNamespace(wake=lambda: None),
-            group=SimpleNamespace(stop=self.kill),
+            kill_workers=self.kill,
         )
-        self.now = 0.0
-        runtime: Any = SimpleNamespace(now=lambda: self.now)
-        self.departing: Departure = Departure(
-            resources,
-            runtime,
-            self.asked.append,
-            lambda: self.state,
-            self.step,
-            lambda name, message: self.said.append(message),
-        )
+        self.departing: Departure = Departure(self, {"a"})
 
-    def step(self, event: NodeEvent) -> None:
+    def step(self, event: NodeEvent | None) -> None:
+        assert event is not None
         self.state, _ = step(self.state, event)
 
-    def kill(self, grace: float) -> None:
-        assert grace == 0.0
+    def kill(self) -> None:
         self.killed = True
 
     def signal(self, signum: int = signal.SIGTERM, *, others_finished: bool = False) -> None:

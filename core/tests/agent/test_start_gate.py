@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from elastic_core.agent.event_loop import EventLoop
-from elastic_core.agent.start_gate import ANSWER_MAX_SECONDS, WAIT_MAX_SECONDS, StartAnswer, StartDelay, StartDue
+from elastic_core.agent.event_loop import EventLoop, StartAnswer, StartDue
+from elastic_core.agent.start_gate import ANSWER_MAX_SECONDS, WAIT_MAX_SECONDS, StartDelay
 from elastic_core.events import Event
 from elastic_core.gates import StartGate
+from elastic_core.session.runtime import RUNTIME
 
 
 class Loop:
@@ -22,8 +25,17 @@ class Loop:
         self.began: list[int] = []
 
     def gate(self, ask: Callable[[int], str] | None) -> StartDelay:
-        asked = None if ask is None else lambda gate: ask(gate.round)
-        return StartDelay(asked, "run", self.loop, lambda: self.time, self.events.append)
+        return self.gate_of(None if ask is None else lambda gate: ask(gate.round))
+
+    def gate_of(self, ask: Callable[[StartGate], str] | None) -> StartDelay:
+        node: Any = SimpleNamespace(
+            plugins=SimpleNamespace(before_start=ask),
+            run_uid="run",
+            now=lambda: self.time,
+            publish=self.events.append,
+            runtime=RUNTIME,
+        )
+        return StartDelay(node, self.loop)
 
     def take(self, gate: StartDelay) -> list[object]:
         """Wait for the next answers or timers, and give them to the gate."""
@@ -137,7 +149,7 @@ def test_plugins_are_told_for_how_long_the_workers_have_waited(loop: Loop) -> No
         told.append(gate)
         return "pid 7 holds memory" if len(told) < 3 else ""
 
-    gate = StartDelay(ask, "run", loop.loop, lambda: loop.time, loop.events.append)
+    gate = loop.gate_of(ask)
     gate.prepare(1)
     loop.take(gate)
     loop.time += 60.0  # this node joins a job that runs

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from elastic_core.agent.state_dump import SIGNAL, StateDump, indent_stacks
+from elastic_core.agent.status import SIGNAL, StateDump, indent_stacks
 
 PATIENCE = 30.0
 

@@ -16,8 +16,10 @@ import pytest
 from elastic_core import hookimpl
 from elastic_core.agent import membership, worker_store
 from elastic_core.agent.directories import MARK
+from elastic_core.agent.resources import Start
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start import begun, connect_and_run
+from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, ResourceError
@@ -26,7 +28,8 @@ from elastic_core.host.ports import HeldPort
 from elastic_core.monitors import LeftMemory
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins
-from elastic_core.protocol.roster import Phase
+from elastic_core.protocol.node_events import AnswerFound, Grace, Stop
+from elastic_core.protocol.roster import Answer, Phase
 from elastic_core.rendezvous.backend import HeartbeatReply
 from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.session.ledger_reader import load, said_by
@@ -59,7 +62,7 @@ class Job:
         plugins.rendezvous_options = RendezvousOptions
         try:
             with begun() as warden:
-                connect_and_run(config, plugins, self._slot, warden)
+                connect_and_run(Start(config=config, plugins=plugins, slot=self._slot, warden=warden))
         finally:
             plugins.close(10.0)
 
@@ -145,3 +148,16 @@ def test_an_agent_that_fails_has_plugins_rescue_what_is_only_in_memory(job: Job,
     assert rescuer.found == {"train/0/0": b"step 7"}
     [row] = LocalBackend(job.store).roster()
     assert (said_by(row).phase, said_by(row).leaving) == (Phase.STOPPED, True), "nobody waits for it meanwhile"
+
+
+def test_a_late_answer_to_a_question_does_not_end_the_wait_for_the_last_words_of_monitors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting, stopped = Supervisor.__new__(Supervisor), list[Stop]()
+    waiting._put_off = Stop(Grace.BROKEN, "round 1 is halted", halt=7)
+    for name, action in {"step": lambda event: None, "_later": lambda *_: None, "_stop_now": stopped.append}.items():
+        monkeypatch.setattr(waiting, name, action)
+    waiting._handle(AnswerFound(Answer(5, "null")))
+    assert stopped == []
+    waiting._handle(AnswerFound(Answer(7, "null")))
+    assert stopped == [waiting._put_off]

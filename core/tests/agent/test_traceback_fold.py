@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.stream_lines import Lines, WholeLines
-from elastic_core.agent.traceback_fold import HOLD_SECONDS, FoldedTracebacks
+from elastic_core.agent.stream_lines import HOLD_SECONDS, FoldedTracebacks, Lines, WholeLines
 
 HEAD = b"Traceback (most recent call last):\n"
 OWN = HEAD + b'  File "/job/train.py", line 3, in <module>\n    load()\nValueError: bad sample\n'

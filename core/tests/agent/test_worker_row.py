@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from elastic_core.agent.worker import Worker
-from elastic_core.agent.worker_row import WorkerRows
+from elastic_core.agent.worker import Worker, WorkerRows
+from elastic_core.monitors import RunningRound
 from elastic_core.progress import Progress
 from elastic_core.protocol.roster import LocalWorkers, SavedStep
 from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, seconds_to_workers_row
@@ -21,14 +22,13 @@ def worker(rank: int, pid: int | None) -> Worker:
 def look(rows: WorkerRows, now: float = 100.0, **changed: Any) -> LocalWorkers | None:
     facts: dict[str, Any] = {
         "workers": [worker(4, 11), worker(5, None)],
-        "progress": {4: (Progress(step=7), 2.0)},
-        "checkpoint": None,
         "snapshot": None,
-        "notes": {},
         "heartbeat": 9,
         "store": 0.00123,
     }
-    return rows.look(**{**facts, **changed}, now=now)
+    progress, checkpoint = changed.pop("progress", {4: (Progress(step=7), 2.0)}), changed.pop("checkpoint", None)
+    table: Any = SimpleNamespace(newest=lambda: progress, last_checkpoint=lambda: checkpoint)
+    return rows.look(**{**facts, **changed}, running=RunningRound(1, "run", "a", Path(), progress=table), now=now)
 
 
 def test_pids_steps_and_ages_are_said() -> None:

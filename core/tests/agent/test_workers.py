@@ -21,8 +21,8 @@ from views import info, offer
 
 from elastic_core.agent import workers
 from elastic_core.agent.failure_cause import DETAIL_MAX_CHARACTERS
-from elastic_core.agent.output import Output
-from elastic_core.agent.worker import Worker
+from elastic_core.agent.output import Output, Routes
+from elastic_core.agent.worker import Node as LocalNode, Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.parse import Stream, StreamMap
@@ -46,6 +46,7 @@ from elastic_core.protocol.node_events import (
     WorkerFailed,
     WorkersDone,
 )
+from elastic_core.session.runtime import Runtime
 from elastic_core.starter import Starter
 from elastic_core.warden.client import Warden
 from elastic_core.warden.linux import become_subreaper
@@ -74,7 +75,7 @@ class Node:
         for name, plugin in core_plugins().items():
             self.plugins.register(name, plugin)
         self.time = 100.0
-        self.output = Output(redirects=StreamMap(Stream.ALL), tee=StreamMap(), report=self.said)
+        self.output = Output(Routes(StreamMap(Stream.ALL), StreamMap()), self.said)
         self.group: WorkerGroup
 
     def said(self, message: str) -> None:
@@ -82,7 +83,7 @@ class Node:
 
     def keep_no_logs(self) -> None:
         self.output.close(PATIENCE)
-        self.output = Output(redirects=StreamMap(), tee=StreamMap(), report=self.said)
+        self.output = Output(Routes(StreamMap(), StreamMap()), self.said)
 
     def start(self, script: str, members: Sequence[Member] = ONE, *, number: int = 1, restarts: int = 0) -> None:
         """Start the workers of a round, which run a shell script."""
@@ -94,19 +95,12 @@ class Node:
     ) -> None:
         config = RunConfig(program=program, rdzv_id="job7", role="default", max_restarts=5, nproc_per_node=2)
         if number == 1:
-            self.group = WorkerGroup(
-                config=config,
-                plugins=self.plugins,
-                warden=self.warden,
-                output=self.output,
-                reports=self.reports,
-                info=info("a"),
-                run_uid="run1",
-                directory=self.folder,
-                publish=self.published.append,
-                now=lambda: self.time,
+            runtime = Runtime(now=lambda: self.time)
+            local = LocalNode(
+                config, self.plugins, self.published.append, info("a"), "run1", self.folder, runtime=runtime
             )
-        self.group.config = config
+            self.group = WorkerGroup(local, self.warden, self.output, self.reports)
+        self.group.node = replace(self.group.node, config=config)
         self.group.start(self.round(members, number), restarts)
 
     def round(self, members: Sequence[Member] = ONE, number: int = 1) -> Round:
@@ -876,11 +870,11 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[str]:
 
 
 def test_a_failure_is_prepared_for_once_when_all_are_in_the_process_group(
-    node: Node, prepared: queue.SimpleQueue[str]
+    node: Node, prepared: queue.SimpleQueue[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.start("sleep 1000", TWO)
     node.run()
-    node.group.prepare_after = 0.0
+    monkeypatch.setattr(workers, "PREPARE_AFTER_SECONDS", 0.0)
     node.group.handle(Initialized(1))
     assert prepared.empty()  # the start of the other worker does not wait for it
     node.group.handle(Initialized(2))
@@ -895,22 +889,23 @@ def test_a_failure_is_prepared_for_once_when_all_are_in_the_process_group(
 
 
 def test_a_failure_is_prepared_for_where_there_is_no_process_group(
-    node: Node, prepared: queue.SimpleQueue[str]
+    node: Node, prepared: queue.SimpleQueue[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.start("sleep 1000")
-    node.group.idle_after = 0.0
+    monkeypatch.setattr(workers, "IDLE_AFTER_SECONDS", 0.0)
     node.run()
     assert prepared.get(timeout=PATIENCE) == "elastic-prepare"
 
 
-def test_workers_that_wait_for_a_long_import_are_told_of(node: Node) -> None:
+def test_workers_that_wait_for_a_long_import_are_told_of(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     published: queue.SimpleQueue[Event] = queue.SimpleQueue()
     node.start("sleep 1000")
     node.run()
     node.group.stop(0.0)
     assert node.next() is None
     node.warden.starter = STARTER  # the warden has none, so each worker starts fresh
-    waiting = replace(node.group, publish=published.put, long_import=0.0, _directory_of=0)
+    monkeypatch.setattr(workers, "LONG_IMPORT_SECONDS", 0.0)
+    waiting = replace(node.group, node=replace(node.group.node, publish=published.put), _directory_of=0)
     node.time += 12.0
     waiting.start(node.round(), 0)
     event = published.get(timeout=PATIENCE)
@@ -1092,7 +1087,7 @@ def test_a_round_leaves_no_directory_that_nobody_can_ask_for(node: Node, tempora
     node.keep_no_logs()
     for number in range(1, 4):
         node.start('echo "{}" > "$(dirname $TORCHELASTIC_ERROR_FILE)/kept_$RANK"; exit 1', number=number)
-        node.group.temporary = temporary
+        node.group.node = replace(node.group.node, temporary=temporary)
         node.failure()
         node.group.stop(1.0)
         assert node.next() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +39,9 @@ FINDER = """
 
 
 @pytest.fixture
-def finder(install: Install) -> None:
+def finder(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # jobs that run on this host have files there
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     install("dist", {"elastic.jobs": {"mine": "finding"}}, {"finding": FINDER})
 
 

@@ -17,7 +17,7 @@ from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, LookAgain, SumUp
 from elastic_core.protocol.leader_view import LeaderView, Summary
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.limits import MAX_ASKS
+from elastic_core.protocol.limits import MAX_ASKS, MAX_QUESTION_NAMES
 from elastic_core.protocol.node import row_of
 from elastic_core.protocol.node_events import (
     AnswerFound,
@@ -29,7 +29,13 @@ from elastic_core.protocol.node_events import (
     Stop,
     WorkersGone,
 )
-from elastic_core.protocol.questions import ANSWER_WAIT_SECONDS, SUMMARY_LOOK_SECONDS, ask_or_report, describe_others
+from elastic_core.protocol.questions import (
+    ANSWER_WAIT_SECONDS,
+    QUESTION_PAUSE_SECONDS,
+    SUMMARY_LOOK_SECONDS,
+    ask_or_report,
+    describe_others,
+)
 from elastic_core.protocol.roster import Answer, Ask, NodeRow, Phase
 from elastic_core.questions import NAME_MAX_CHARACTERS, VALUE_MAX_BYTES, AskedQuestion, NodeAnswer
 
@@ -110,6 +116,35 @@ class TestQuestion:
     def test_another_question_is_not_served_by_it(self) -> None:
         nodes = asks("a", Ask("other", "7", 0), head=4), running("b", head=4)
         assert body(decide(view(answered(), *nodes))) == replace(QUESTION, name="other")
+
+    def test_the_name_that_was_answered_the_longest_ago_comes_first(self) -> None:
+        nodes = asks("a", Ask("load", "7", 4), head=4), asks("b", Ask("other", "7", 0), head=4)
+        assert body(decide(view(answered(), *nodes))) == Question(round=1, name="other", value="7", asked_by="host-b")
+
+    def test_one_who_asks_again_at_once_waits_for_the_pause_between_questions(self) -> None:
+        nodes = asks("a", Ask("load", "7", 4), head=4), running("b", head=4)
+        found = decide(replace(view(answered(), *nodes), now=NOW - 1.9))
+        assert isinstance(found, LookAgain)
+        assert found.at == NOW - 2 + QUESTION_PAUSE_SECONDS
+
+    def test_of_the_questions_in_a_row_only_the_first_are_taken(self) -> None:
+        known = replace(answered(), reports={f"n{number}": (4, "1") for number in range(MAX_ASKS)})
+        stranger = request()
+        flood = tuple(Ask(f"n{number}", "7", 3) for number in range(MAX_ASKS + 1))
+        stranger = replace(stranger, row=replace(stranger.row, asks=flood))
+        assert isinstance(decide(view(known, running("a", head=4), running("b", head=4), stranger)), LookAgain)
+
+    @pytest.mark.parametrize(
+        ("names", "of_a_member", "of_a_command"),
+        [(31, True, True), (MAX_QUESTION_NAMES // 2, True, False), (MAX_QUESTION_NAMES, False, False)],
+    )
+    def test_a_round_has_so_many_names_of_questions(self, names: int, of_a_member: bool, of_a_command: bool) -> None:
+        ledger = replace(answered(), reports={f"n{number}": (4, "1") for number in range(names)})
+        members = running("a", head=4), running("b", head=4)
+        found = decide(view(ledger, asks("a", head=4), members[1])), decide(view(ledger, *members, request()))
+        assert [isinstance(each, Append) for each in found] == [of_a_member, of_a_command]
+        known = decide(view(ledger, *members, request(Ask("n3", "7", 4))))
+        assert body(known).name == "n3", "a name that was answered before may be asked again"
 
     def test_in_the_next_round_a_node_that_has_read_no_answer_may_ask(self) -> None:
         ledger = then(then(answered(), halt(), at=NOW - 1), Round(number=2, offer=offer("a", 2), same_as=1), at=NOW - 1)

@@ -21,9 +21,12 @@ import pytest
 
 from elastic_core.config.parse import OnNodeLoss, node_range
 from elastic_core.config.run import Timing
-from elastic_core.incidents import History, Incident, IncidentKind, is_peer_loss
+from elastic_core.errors import RendezvousStateError
+from elastic_core.exit_codes import ExitCode
+from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, is_peer_loss, strictest
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.admission import Join, OpenNext, Report, admit
+from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import (
     Answers,
     Body,
@@ -32,6 +35,7 @@ from elastic_core.protocol.entries import (
     Drain,
     Entry,
     Halt,
+    HaltReason,
     Leader,
     Offer,
     Open,
@@ -47,18 +51,21 @@ from elastic_core.protocol.failure_detector import (
     Observation,
     Watch,
     contact_gap,
+    forget,
     forget_older_epochs,
+    is_lost,
     observe,
 )
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain, SumUp
 from elastic_core.protocol.leader_view import Judgement, LeaderView, Summary
-from elastic_core.protocol.ledger import Ledger, compose, open_ledger, restore_ledger, stands_on
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, compose, open_ledger, restore_ledger, stands_on
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
     Answered,
     AnswerFound,
     Asked,
+    Checkpointed,
     Effect,
     EntriesRead,
     Exit,
@@ -72,17 +79,31 @@ from elastic_core.protocol.node_events import (
     Offered,
     Probed,
     Progressed,
+    RunReplaced,
     Start,
     SteppedDown,
     Stop,
+    StoreLost,
     TakesNotices,
     Work,
     WorkerFailed,
     WorkersDone,
     WorkersGone,
 )
-from elastic_core.protocol.repair import Diverged, Memory, WriteResume, compose_resume, describe_loss, overlap, settle
-from elastic_core.protocol.roster import Answer, Ask, NodeInfo, NodeRow
+from elastic_core.protocol.ranks import place
+from elastic_core.protocol.repair import (
+    Adopt,
+    Diverged,
+    Memory,
+    PutBack,
+    Rejoin,
+    WriteResume,
+    compose_resume,
+    describe_loss,
+    overlap,
+    settle,
+)
+from elastic_core.protocol.roster import Answer, Ask, NodeInfo, NodeRow, Slots
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import ORIGIN
@@ -109,6 +130,16 @@ class Node:
     alive: bool = True
     cut: bool = False
     """True if it does not reach the store."""
+    behind: bool = False
+    """True if it reads no new entries, although it sends heartbeats."""
+    idle: bool = False
+    """True if its workers make no progress."""
+    lingers: bool = False
+    """True if a process of its workers outlives each stop."""
+    holds: bool = False
+    """True if it is cut off with its next entry on the way."""
+    pending: Entry | None = None
+    """The entry that was on the way."""
     leads: Leads | None = None
     heartbeat: int = 0
     offers: int = 1
@@ -134,6 +165,8 @@ class Leads:
     watch: Watch
     judgement: Judgement | None = None
     waits: tuple[int, str] = (0, "")
+    put_off_in: int = 0
+    """The newest round in which it has said why a node that waits gets no place yet."""
 
 
 class World:
@@ -145,6 +178,7 @@ class World:
         self.rows: dict[str, tuple[NodeRow, int, int]] = {}
         self.nodes: dict[str, Node] = {}
         self.may_forget = False
+        self.policy: Verdict | None = None
         self.look_at: float | None = None
         self.lines: list[str] = []
         self.ids = itertools.count(1)
@@ -160,7 +194,7 @@ class World:
         names = [word for word in words if "=" not in word]
         getattr(self, f"on_{name}")(*names, **options)
 
-    def on_open(self, name: str, nnodes: str, uid: str = "", forgets: str = "", **options: str) -> None:
+    def on_open(self, name: str, nnodes: str, uid: str = "", forgets: str = "", size: str = "", **options: str) -> None:
         nodes = node_range(nnodes)
         loss = OnNodeLoss(options.pop("on_node_loss", "replace"))
         restarts = int(options.pop("max_restarts", "3"))
@@ -175,20 +209,20 @@ class World:
         timing = Timing(**{key: float(value) for key, value in options.items()})
         settings = Settings(agreement=agreement, timing=timing, versions=VERSIONS, host=f"host-{name}")
         self.may_forget = bool(forgets)
-        self.begin(name, Open(scheduler_uid=uid or None, settings=settings))
+        self.begin(name, Open(scheduler_uid=uid or None, settings=settings), size)
 
-    def begin(self, name: str, body: Open) -> None:
+    def begin(self, name: str, body: Open, size: str = "") -> None:
         before = self.newest() if self.store else None
-        entry = compose(before, body, entry_id=self.new_id(), author=name, now=self.now, run=f"run{len(self.store)}")
+        entry = compose(before, body, entry_id=self.new_id(), author=name, now=self.now, run=f"run-{self.new_id()}")
         self.append(entry)
-        self.enter(name, open_ledger(entry, self.now), leads=True)
+        self.enter(name, open_ledger(entry, self.now), leads=True, size=size)
 
-    def on_join(self, name: str, uid: str = "") -> None:
+    def on_join(self, name: str, uid: str = "", host: str = "", size: str = "") -> None:
         ledger = self.newest()
         alive = [node.name for node in self.nodes.values() if node.alive]
         match admit(ledger, uid or None, alive):
             case Join():
-                self.enter(name, ledger)
+                self.enter(name, ledger, host=host, size=size)
             case Report(closed):
                 self.say(name, f"reports the verdict of the run and exits with {closed.exit_code}: {closed.why}")
             case OpenNext():
@@ -202,13 +236,25 @@ class World:
             self.now = round(min(at, until), 3)
             self.settle()
 
+    def on_idle(self, name: str) -> None:
+        self.nodes[name].idle = True
+
+    def on_port_taken(self, name: str) -> None:
+        node, message = self.nodes[name], "port 29500 is taken"
+        round_, host = node.state.round, node.state.info.host
+        incident = Incident(
+            kind=IncidentKind.PORT_TAKEN, round=round_, node_id=name, host=host, after=0.1, message=message
+        )
+        self.say(name, f"cannot serve the workers' store of round {round_}: {message}")
+        self.hears(node, WorkerFailed(incident))
+
     def on_fail(self, name: str, rank: str, code: str = "1", message: str = "", after: str = "60") -> None:
         node = self.nodes[name]
         incident = Incident(
             kind=IncidentKind.WORKER_FAILED,
             round=node.state.round,
             node_id=name,
-            host=f"host-{name}",
+            host=node.state.info.host,
             after=float(after),
             rank=int(rank),
             exit_code=int(code),
@@ -231,6 +277,60 @@ class World:
             self.nodes[name].alive = False
             self.say(name, "is gone with its host")
 
+    def on_kill(self, *names: str) -> None:
+        """SIGKILL for the agent, its warden and its workers."""
+        for name in names:
+            self.nodes[name].alive = False
+            self.say(name, "all its processes are killed; its host lives")
+
+    def on_hold(self, name: str) -> None:
+        self.nodes[name].holds = True
+
+    def on_behind(self, *names: str) -> None:
+        for name in names:
+            self.nodes[name].behind = True
+            self.say(name, "reads no new entries; its heartbeats go on")
+
+    def on_catch_up(self, *names: str) -> None:
+        for name in names:
+            node = self.nodes[name]
+            node.behind = False
+            self.say(name, f"reads again: {self.missed(node)}")
+
+    def on_linger(self, name: str) -> None:
+        self.nodes[name].lingers = True
+
+    def on_gone(self, name: str) -> None:
+        self.nodes[name].lingers = False
+        self.say(name, "the last process of its old workers has ended")
+        self.hears(self.nodes[name], WorkersGone())
+
+    def on_stuck(self, name: str) -> None:
+        node, why = self.nodes[name], "process 4711 cannot be killed"
+        self.hears(node, Leaving(why, ExitCode.WITHDRAWN))
+        self.write(node)
+        self.say(name, f"exits with {ExitCode.WITHDRAWN:d}: {why}")
+        node.alive = False
+
+    def on_checkpoint(self, *names: str) -> None:
+        for name in names:
+            self.say(name, "its workers have saved a checkpoint")
+            self.hears(self.nodes[name], Checkpointed(self.nodes[name].state.round, self.now))
+
+    def on_policy(self, action: str, reason: str, delay: str = "0", exclude_for: str = "") -> None:
+        self.policy = Verdict(
+            Action[action], reason, delay=float(delay), exclude_for=float(exclude_for) if exclude_for else None
+        )
+
+    def on_ranks(self) -> None:
+        """What each node tells its workers."""
+        for node in self.nodes.values():
+            current = node.state.ledger.round
+            if node.alive and node.state.work is Work.RUNNING and current is not None:
+                at, store = place(current.members, node.name), current.offer
+                ranks = f"{at.first_rank}-{at.first_rank + at.local_world_size - 1} of {at.world_size}"
+                self.say(node.name, f"round {current.number}: ranks {ranks}, store {store.address}:{store.port}")
+
     def on_cut(self, *names: str) -> None:
         for name in names:
             self.nodes[name].cut = True
@@ -240,8 +340,15 @@ class World:
         for name in names:
             node = self.nodes[name]
             node.cut = False
-            missed = f"{node.state.ledger.head.index + 1} to {self.store[-1].index}"
-            self.say(name, f"reaches the store again, and reads entries {missed}")
+            if node.pending is not None:
+                self.append(node.pending)
+                node.pending = None
+            missed = self.missed(node)
+            self.say(name, "reaches the store again" + (f", and reads {missed}" if missed else ""))
+
+    def missed(self, node: Node) -> str:
+        first, last = node.state.ledger.head.index + 1, self.store[-1].index
+        return "" if first > last else f"entry {last}" if first == last else f"entries {first} to {last}"
 
     def on_unreachable(self, name: str) -> None:
         for other in self.nodes.values():
@@ -262,17 +369,24 @@ class World:
 
     def on_request(self, question: str) -> None:
         name, known = f"request-{next(self.ids)}", max(node.state.ledger.head.index for node in self.nodes.values())
-        info = NodeInfo(node_id=name, host="shell", host_id="", slot=0, local_world_size=0, role="", versions=VERSIONS)
         self.say("shell", f"asks for the {question}")
-        self.rows[name] = NodeRow(info=info, asks=(Ask(question, "0", known),)), 1001, 0
+        self.rows[name] = NodeRow(info=_shell(name), asks=(Ask(question, "0", known),)), 1001, 0
 
     def on_drain(self, host: str) -> None:
-        info = NodeInfo(
-            node_id="request", host="shell", host_id="", slot=0, local_world_size=0, role="", versions=VERSIONS
-        )
-        named = tuple(name for name, node in self.nodes.items() if node.state.info.host == host)
         self.say("shell", f"elastic drain {host}")
-        self.rows["request"] = NodeRow(info=info, drain=named), 1000, 0
+        self.rows["request"] = NodeRow(info=_shell("request"), drain=self.names_on(host)), 1000, 0
+
+    def on_release(self, host: str) -> None:
+        self.say("shell", f"elastic release {host}")
+        self.rows["request"] = NodeRow(info=_shell("request"), release=self.names_on(host)), 1000, 0
+
+    def names_on(self, host: str) -> tuple[str, ...]:
+        return tuple(name for name, node in self.nodes.items() if node.state.info.host == host)
+
+    def on_forge(self, name: str) -> None:
+        """A process that can write to the store, and is not the leader, writes a HALT."""
+        body = Halt(round=self.nodes[self.store[-1].leader].state.round, reason=HaltReason.FAILURE, why="stop")
+        self.append(compose(self.newest(), body, entry_id=self.new_id(), author=name, now=self.now))
 
     def on_leave(self, name: str) -> None:
         self.say(name, "receives SIGTERM")
@@ -282,14 +396,25 @@ class World:
         self.say("store", "restarts without its data")
         self.store, self.rows = [], {}
 
+    def on_lose(self, count: str) -> None:
+        """The store comes back from a copy that lacks its newest entries."""
+        self.store = self.store[: -int(count)]
+        self.say("store", f"comes back as it was; its newest entry is {self.store[-1].index}")
+
     # The store -------------------------------------------------------------------------------------------------------
 
     def new_id(self) -> str:
         return f"e{next(self.ids)}"
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Entry, note: str = "") -> bool:
+        """Append an entry if it follows the newest one (rule S2). Whether the store took it."""
+        head = self.store[-1].link if self.store else ORIGIN
+        if (entry.index, entry.prev) != (head.index + 1, head.id):
+            self.say("store", f"refuses entry {entry.index}, a {entry.kind} by {entry.author}: there is one already")
+            return False
         self.store.append(entry)
-        self.say("ledger", f"{entry.index} {describe(entry)}")
+        self.say("ledger", f"{entry.index} {describe(entry)}{note}")
+        return True
 
     def newest(self) -> Ledger:
         """The ledger of a newcomer."""
@@ -299,13 +424,14 @@ class World:
 
     # Nodes -----------------------------------------------------------------------------------------------------------
 
-    def enter(self, name: str, ledger: Ledger, *, leads: bool = False) -> None:
+    def enter(self, name: str, ledger: Ledger, *, leads: bool = False, host: str = "", size: str = "") -> None:
         info = NodeInfo(
             node_id=name,
-            host=f"host-{name}",
-            host_id=f"id-{name}",
+            host=f"host-{host or name}",
+            host_id=f"id-{host or name}",
             slot=0,
-            local_world_size=SIZE,
+            slots=Slots(at=int(self.now * 1e9) + 1),
+            local_world_size=int(size or SIZE),
             role="default",
             versions=VERSIONS,
             address="10.0.0.1",
@@ -341,10 +467,10 @@ class World:
             case Start(current, _):
                 self.say(node.name, f"starts its workers of round {current.number}")
                 notices: list[NodeEvent] = [TakesNotices(current.number)] if node.steps else []
-                return [Progressed(current.number), *notices]
+                return notices if node.idle else [Progressed(current.number), *notices]
             case Stop(grace, why):
                 self.say(node.name, f"stops its workers ({GRACES[grace]}): {why}")
-                return [WorkersGone()]
+                return [] if node.lingers else [WorkersGone()]
             case Notify(notice) if notice is not None and notice.step is None:
                 self.say(node.name, f"asks its workers to stop; they are at steps {', '.join(map(str, node.steps))}")
                 return [Answered(notice, node.steps)]
@@ -357,32 +483,31 @@ class World:
             case MakeOffer():
                 node.offers += 1
                 return [Offered(_offer(node.name, node.offers))]
-            case Exit(code, why, _):
-                self.say(node.name, f"exits with {code}: {why}")
+            case Exit(code, why, rejoin):
+                self.say(node.name, f"enters as a new node: {why}" if rejoin else f"exits with {code}: {why}")
                 self.write(node)
                 node.alive = False
                 if not node.state.ledger.is_member(node.name):
                     self.rows.pop(node.name, None)
+                if rejoin:
+                    self.enter(f"{node.name}2", self.newest(), host=node.name)
         return []
 
     def read(self, node: Node) -> bool:
         """A node reads what is new in the ledger. Whether there was anything."""
-        if not self.store or self.store[0].index > node.state.ledger.head.index + 1:
-            return False
-        mine = node.state.ledger.head
-        if isinstance(self.store[0].body, Resume) and self.store[0].epoch > mine.epoch:
-            ledger = self.newest()
-            node.entries = (ledger.head,)
-            before = node.state
-            self.hears(node, HistoryReplaced(ledger))
-            if node.state.work is before.work is Work.RUNNING:
-                self.say(node.name, f"reads RESUME; its workers of round {before.round} go on")
-            return True
-        news = tuple(self.store[mine.index + 1 - self.store[0].index :])
+        news = tuple(self.store[node.state.ledger.head.index + 1 - self.store[0].index :]) if self.store else ()
         if not news:
             return False
+        try:
+            self.hears(node, EntriesRead(news, self.now))
+        except HistoryChangedError:  # another run goes on in this store
+            return self.settle_history(node)
+        except RendezvousStateError as exc:
+            self.say(node.name, f"reads no further, and sends no more heartbeats: {str(exc).splitlines()[0]}")
+            node.cut = True
+            self.hears(node, StoreLost())
+            return True
         node.entries += news
-        self.hears(node, EntriesRead(news, self.now))
         drained = node.name in node.state.ledger.asked and node.state.leaving is None
         if drained and node.alive:
             grace = node.state.ledger.settings.timing.plan_timeout if node.state.work is Work.RUNNING else 0.0
@@ -390,18 +515,46 @@ class World:
         return True
 
     def restore(self, node: Node) -> bool:
-        """A heartbeat compares the store's history with the node's. Whether the node mended the store."""
-        mine, memory = node.state.ledger, Memory(node.entries)
-        if self.store or not isinstance(overlap(mine, memory, 0, None), Diverged):
-            return False
-        if not isinstance(settle(mine, memory, None), WriteResume):
-            return False
-        body = compose_resume(mine, describe_loss(0, mine))
-        entry = compose(
-            mine, body, entry_id=self.new_id(), author=node.name, leader=mine.leader, now=self.now, store=ORIGIN
-        )
-        self.append(entry)
-        return True
+        """A heartbeat compares the store's history with the node's. Whether anything followed."""
+        mine, head = node.state.ledger, self.store[-1].index if self.store else 0
+        at = self.store[min(head, mine.head.index) - self.store[0].index] if self.store else None
+        match overlap(mine, Memory(node.entries), head, at):
+            case PutBack(entries):
+                for entry in entries:
+                    self.append(entry, f" (put back by {node.name})")
+                return True
+            case Diverged():
+                return self.settle_history(node)
+        return False
+
+    def settle_history(self, node: Node) -> bool:
+        """A node and the store have different histories (rule S3). Whether anything followed."""
+        mine, before, theirs = node.state.ledger, node.state, self.newest() if self.store else None
+        match settle(mine, Memory(node.entries), theirs):
+            case WriteResume():
+                head = self.store[-1].link if self.store else ORIGIN
+                body = compose_resume(mine, describe_loss(head.index, mine))
+                entry = compose(
+                    mine,
+                    body,
+                    entry_id=self.new_id(),
+                    author=node.name,
+                    leader=mine.leader,
+                    now=self.now,
+                    store=head,
+                )
+                self.append(entry)
+                return self.settle_history(node)
+            case Adopt() if theirs is not None:
+                node.entries = (theirs.head,)
+                self.hears(node, HistoryReplaced(theirs))
+                if node.state.work is before.work is Work.RUNNING:
+                    self.say(node.name, f"reads RESUME; its workers of round {before.round} go on")
+                return True
+            case Rejoin(why):
+                self.hears(node, RunReplaced(why))
+                return True
+        return False
 
     # Time ------------------------------------------------------------------------------------------------------------
 
@@ -413,14 +566,14 @@ class World:
         while changed:
             changed = False
             for node in list(self.nodes.values()):
-                if node.connected:
+                if node.connected and not node.behind:
                     changed |= self.restore(node)
-                if node.connected:
+                if node.connected and not node.behind:
                     changed |= self.read(node)
                 if node.connected:
                     self.write(node)
             for node in list(self.nodes.values()):
-                if node.connected:
+                if node.connected and not node.behind:
                     changed |= self.lead(node) if node.leads is not None else self.succeed(node)
 
     def heartbeat(self, node: Node) -> None:
@@ -451,7 +604,10 @@ class World:
         if self.now < takeover_at(ledger, signs, succession_place(ledger, arrivals, node.name)):
             return False
         heard = DeposedLeader(ledger.leader, *node.heard, unanswered=reported_at is not None)
-        why = f"host-{ledger.leader} has given no sign of life for {self.now - node.heard[1]:.1f} s"
+        host = self.rows[ledger.leader][0].info.host
+        why = f"{host} has given no sign of life for {self.now - node.heard[1]:.1f} s"
+        if heard.unanswered:
+            why = f"{host} has not answered the failure on {node.state.info.host}"
         self.append(compose(ledger, Leader(why=why), entry_id=self.new_id(), author=node.name, now=self.now))
         node.leads = Leads(Watch(deposed=heard))
         return True
@@ -467,10 +623,15 @@ class World:
         rows = [Observation(row.within(epoch), serial, heartbeat) for row, serial, heartbeat in self.rows.values()]
         watch = forget_older_epochs(leads.watch, epoch)
         leads.watch = observe(watch, rows, self.now, gap=contact_gap(ledger.settings.timing))
+        self.prune(ledger, leads)
         decision = decide(self.view(ledger, leads))
         if isinstance(decision, AskPolicies):
-            verdict = MaxRestartsPolicy().elastic_judge_failure(decision.incident, _history(ledger))
-            self.say("leader", f"asks the failure policies: {verdict.action.name}, {verdict.reason}")
+            history = self.history(ledger)
+            verdicts = [MaxRestartsPolicy().elastic_judge_failure(decision.incident, history)]
+            verdict = strictest([self.policy, *verdicts] if self.policy else verdicts)
+            past = [f"{one.exception or f'exit code {one.exit_code}'} in round {one.round}" for one in history.failures]
+            known = f" (the ledger remembers {', '.join(past)})" if past else ""
+            self.say("leader", f"asks the failure policies{known}: {verdict.action.name}, {verdict.reason}")
             leads.judgement = Judgement(round=decision.incident.round, verdict=verdict)
             decision = decide(self.view(ledger, leads))
         if isinstance(decision, SumUp):
@@ -479,18 +640,47 @@ class World:
             decision = decide(replace(self.view(ledger, leads), summary=report))
         match decision:
             case Append(body, counters):
-                self.append(self.entry(ledger, node, body, counters))
-                return True
-            case LookAgain(at, waiting, _):
+                entry = self.entry(ledger, node, body, counters)
+                if node.holds:
+                    node.holds, node.cut, node.pending = False, True, entry
+                    self.say(node.name, f"loses contact; entry {entry.index}, a {entry.kind}, is on its way")
+                    return True
+                return self.append(entry)
+            case LookAgain(at, waiting, _, put_off):
                 self.look_at = at
                 whom = waiting.partition(", for up to")[0]
                 if waiting and leads.waits != (ledger.head.index, whom):
                     self.say("leader", f"waits for {waiting}")
                 leads.waits = ledger.head.index, whom
+                if put_off and ledger.round is not None and leads.put_off_in != ledger.round.number:
+                    leads.put_off_in = ledger.round.number
+                    self.say("leader", f"puts off the resize: {put_off}")
         return False
+
+    def prune(self, ledger: Ledger, leads: Leads) -> None:
+        """Remove the rows of dead nodes, but not those of the newest round, which still prove that it is over (P2)."""
+        members = ledger.round.group_ranks if ledger.round is not None else {}
+        others = [name for name in leads.watch.nodes if name not in members]
+        dead = [name for name in others if is_lost(leads.watch, name, ledger.settings.timing, self.now)]
+        leads.watch = forget(leads.watch, dead)
+        for name in dead:
+            self.rows.pop(name, None)
+            if name in self.nodes:
+                self.say("leader", f"removes the row of {name}, which is lost")
 
     def entry(self, ledger: Ledger, node: Node, body: Body, counters: Counters) -> Entry:
         return compose(ledger, body, entry_id=self.new_id(), author=node.name, now=self.now, counters=counters)
+
+    def history(self, ledger: Ledger) -> History:
+        """What policies know of the past (rule L10)."""
+        counters, rows = ledger.counters, [row for row, _, _ in self.rows.values()]
+        return History(
+            restarts=counters.restarts,
+            max_restarts=ledger.settings.agreement.max_restarts,
+            rounds_without_progress=counters.barren,
+            losses={host: losses.count for host, losses in counters.losses.items()},
+            failures=past_failures(ledger, self.now, rows),
+        )
 
     def view(self, ledger: Ledger, leads: Leads) -> LeaderView:
         return LeaderView(
@@ -502,11 +692,9 @@ def _offer(name: str, nth: int) -> Offer:
     return Offer(address=f"10.0.0.{ord(name[0])}", port=29500 + nth, id=f"{name}{nth}")
 
 
-def _history(ledger: Ledger) -> History:
-    counters, agreement = ledger.counters, ledger.settings.agreement
-    return History(
-        restarts=counters.restarts, max_restarts=agreement.max_restarts, rounds_without_progress=counters.barren
-    )
+def _shell(node_id: str) -> NodeInfo:
+    """The info of a request that somebody types."""
+    return NodeInfo(node_id=node_id, host="shell", host_id="", slot=0, local_world_size=0, role="", versions=VERSIONS)
 
 
 def describe(entry: Entry) -> str:
@@ -591,7 +779,3 @@ def test_the_protocol_does_what_the_scenario_shows(path: Path) -> None:
     if os.environ.get("REWRITE_SCENARIOS"):
         path.write_text(now, encoding="utf-8")
     assert now == text or os.environ.get("REWRITE_SCENARIOS")
-
-
-def test_there_are_a_dozen_scenarios() -> None:
-    assert len(list(SCENARIOS.glob("*.txt"))) >= 12

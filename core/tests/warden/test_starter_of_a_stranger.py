@@ -14,7 +14,7 @@ import pytest
 from wardens import PATIENCE, Listener
 
 import elastic_core
-from elastic_core.agent.starters import begin, problem
+from elastic_core.agent.start import begin_starter, starter_problem
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError
@@ -116,8 +116,8 @@ def test_a_file_that_names_no_starter_is_reported_with_its_path(site: Path, name
     with pytest.raises(PluginError, match=re.escape(f"The file {path} names {named!r}, which fails: ")):
         find_starter(CONFIG, {})
     warden: Any = SimpleNamespace(begin_starter=lambda starter: None)
-    begin(warden, CONFIG, {})
-    event = problem(warden, CONFIG)
+    begin_starter(CONFIG, warden)
+    event = starter_problem(warden, CONFIG)
     assert event is not None
     assert (event.name, event.level) == ("no_starter", Level.WARNING)
     assert str(path) in event.message

@@ -63,6 +63,14 @@ def test_a_node_that_does_not_answer_in_time_is_named() -> None:
     assert not found.hang, "the one that works may be among them"
 
 
+@pytest.mark.parametrize("value", [None, 7, {}, {"places": 7}, {"places": {WAITS: 2}}, {"places": {}, "load": 7}])
+def test_an_answer_of_another_plugin_takes_no_report_from_the_others(value: Any) -> None:
+    found = sum_up(
+        ASKS, [answer("a", {WAITS: (0, 1)}), NodeAnswer(node="host-b", ranks=range(2, 4), value=value)], None
+    )
+    assert (found.report, found.hang) == (f"ranks 0-1 are {WAITS}", False)
+
+
 def test_a_node_speaks_for_its_own_ranks_only() -> None:
     found = sum_up(ASKS, [answer("a", {WAITS: (0, 1, 3)}), answer("b", {LOADS: (0, 2, 3)})], None)
     assert sorted(found.report.splitlines()) == [f"ranks 0-1 are {WAITS}", f"ranks 2-3 are {LOADS}"]

@@ -5,25 +5,21 @@ General layout:
 * ``start``: starts the warden, the starter, the store and the agent, in the order of how long each takes.
 * ``supervisor``: the one event loop of a node that has joined. ``membership``: joins the job, then runs it.
   ``event_loop``: the queue of its events. ``resources``: what an agent opens at its start and closes at its end.
-  ``registration``: what a node tells the job when it joins.
+  ``registration``: what a node tells the job when it joins. ``join_gate``: calls the plugins' checks before that.
   ``slot``: the agent's slot on this host. ``directories``: its log and temporary directories.
-  ``join_gate``: calls the plugins' checks before it joins, and ``interruption``: what makes it leave during them.
 * ``workers``: the workers of one round, each a ``worker``. ``start_gate``: delays their start while plugins ask for it.
   ``worker_channels``: the agent's side of the control channels. ``fd_store``: memory files that outlive workers.
-  ``worker_store``: the store that a node offers to the workers. ``starters``: begins the starter, and waits for it.
-  ``worker_row``: the part of the node's row about its workers.
+  ``worker_store``: the store that a node offers to the workers.
 * ``worker_incidents``: makes the incident of a failed worker. ``failure_cause`` finds out why it failed: from what the
-  worker recorded, or from what native code and programs that record nothing have printed. ``error_files`` and
-  ``python_traceback`` read these texts.
-* ``isolation``: whether the job has gone on without this node.
-* ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` cuts them into lines,
-  ``traceback_fold`` leaves out tracebacks of ranks that have only lost a peer, ``console``
-  writes to the terminal, and ``pseudo_terminal`` gives the workers one.
+  worker recorded, or from what native code and programs that record nothing have printed. ``error_files`` reads these
+  texts.
+* ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` gives them their shape, and ``console``
+  writes to the terminal.
 * ``shutdown``: how a node leaves, after a signal or a drain. ``rescue`` then has plugins write to disk what is only in
-  memory. ``probing``: which peers can be reached after a failure.
+  memory. ``probing``: which peers can be reached after a failure, and whether the job has gone on without this node.
 * ``launcher_error_file``: the file in which the launcher tells TorchX why a job failed.
-* ``report``: the events that people read. ``recovery_timing``: how long a recovery took. ``run_summary``: the counters
-  of the run. ``status`` and ``state_dump``: what the agent is waiting for, on SIGQUIT.
+* ``report``: the events that people read. ``run_summary``: the counters of the run, and how long a recovery took.
+  ``status``: what the agent is waiting for, on SIGQUIT.
 
 No module here decides anything about the job: ``protocol.leader`` and ``protocol.node`` do.
 """
@@ -34,10 +30,9 @@ from elastic_core import names_of
 
 NAMES = {
     "agent.directories": "make_log_dir remove_abandoned",
-    "agent.error_files": "error_file_data",
+    "agent.error_files": "Frame error_file_data parse_frames",
     "agent.failure_cause": "as_torchs find_cause recorded_cause",
-    "agent.output": "Output WorkerStreams",
-    "agent.python_traceback": "Frame parse_frames",
+    "agent.output": "Output Routes WorkerStreams",
     "agent.registration": "cpus_of_workers",
     "agent.report": "root_cause",
     "agent.start": "run",

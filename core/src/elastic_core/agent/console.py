@@ -1,16 +1,23 @@
-"""Writes to a console that may be slow, stuck or gone: through a bounded buffer and a thread, or directly."""
+"""Writes to a console that may be slow, stuck or gone: through a bounded buffer and a thread, or directly.
+
+Pseudo-terminals have a program show on a terminal what it would show there without an agent.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import select
+import termios
 import threading
 from collections import deque
 from collections.abc import Callable
 
 CAPACITY = 8 << 20
 """Bytes that may wait for a console. Beyond that, whole chunks are dropped until half of the buffer is free again."""
+_SIZE = 8  # bytes of the kernel's ``struct winsize``
 
 
 class OpenLine:
@@ -153,3 +160,49 @@ def write_all(fd: int, data: bytes) -> None:
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             poll.poll()
+
+
+def window_size(terminal: int) -> bytes | None:
+    """Return the size of a terminal's window, as the kernel has it; None if the descriptor is no terminal."""
+    try:
+        return fcntl.ioctl(terminal, termios.TIOCGWINSZ, bytes(_SIZE))
+    except OSError:
+        return None
+
+
+def resize_terminal(terminal: int, size: bytes) -> None:
+    """Give a pseudo-terminal this window size."""
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
+
+
+def open_terminal_like(terminal: int) -> tuple[int, int] | None:
+    """Return a pseudo-terminal of the same window size as ``terminal``: our end, which does not block, and a worker's.
+
+    The kernel changes no byte on the way and acts on none. It controls no session, so it sends no signals.
+
+    Returns:
+        None if ``terminal`` is no terminal, or no pseudo-terminal is left.
+
+    Raises:
+        OSError: No descriptor is left.
+    """
+    if (size := window_size(terminal)) is None or not os.isatty(terminal):
+        return None
+    try:
+        ours, theirs = os.openpty()
+    except OSError as exc:
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None
+    try:
+        raw = termios.tcgetattr(theirs)
+        raw[0] = raw[1] = raw[3] = 0  # input, output and local flags
+        termios.tcsetattr(theirs, termios.TCSANOW, raw)
+        os.set_blocking(ours, False)
+    except BaseException:
+        os.close(ours)
+        os.close(theirs)
+        raise
+    resize_terminal(ours, size)
+    return ours, theirs

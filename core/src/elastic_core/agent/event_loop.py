@@ -40,6 +40,28 @@ class StopDue:
 
 
 @dataclass(frozen=True, slots=True)
+class StartAnswer:
+    """The plugins have answered the question ``serial``: why the workers should wait, '' if they need not."""
+
+    serial: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartDue:
+    """A timer: ask the plugins again, or start the workers after ``WAIT_MAX_SECONDS``."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeWorkers:
+    """A timer: refresh the workers' progress in the node's row."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class AliveFor:
     """``SILENT_PROGRESS_SECONDS`` have passed since the start of a round, which may still be running."""
 
@@ -89,7 +111,7 @@ class EventLoop:
         self.late_signals: list[SignalReceived] = []
         self._selector = selectors.DefaultSelector()
         self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._timers: list[tuple[float, int, float, object]] = []  # instant, order, how much sooner, event
+        self._timers: list[tuple[float, int, object]] = []  # instant, order, event
         self._order = itertools.count()
         self._closing = threading.Lock()
         self._wake_r, self._wake_w = _pipe()
@@ -114,12 +136,9 @@ class EventLoop:
         with self._closing, contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_w, b"\0")
 
-    def at(self, instant: float, event: object, *, early: float = 0.0) -> None:
-        """Deliver ``event`` at ``instant`` of the monotonic clock. Only the loop's thread may call this.
-
-        If the loop is awake up to ``early`` seconds sooner, it delivers the event then: an idle agent wakes less often.
-        """
-        heapq.heappush(self._timers, (instant, next(self._order), early, event))
+    def at(self, instant: float, event: object) -> None:
+        """Deliver ``event`` at ``instant`` of the monotonic clock. Only the loop's thread may call this."""
+        heapq.heappush(self._timers, (instant, next(self._order), event))
 
     def take(self) -> list[object]:
         """Block until there are events, and return them."""
@@ -129,11 +148,8 @@ class EventLoop:
             for key, _ in self._selector.select(timeout):
                 events.extend(key.data())
             now = self._now()
-            if self._timers and (events or self._timers[0][0] <= now):
-                due = sorted(timer for timer in self._timers if timer[0] - timer[2] <= now)
-                self._timers = [timer for timer in self._timers if timer[0] - timer[2] > now]
-                heapq.heapify(self._timers)
-                events.extend(event for *_, event in due)
+            while self._timers and self._timers[0][0] <= now:
+                events.append(heapq.heappop(self._timers)[-1])
         return events
 
     def untaken_signals(self) -> list[SignalReceived]:

@@ -15,8 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_core.agent.error_files import last_abort_line, last_lines, one_line
-from elastic_core.agent.python_traceback import Frame, crashed_thread, innermost, parse_frames, printed_exception
+from elastic_core.agent.error_files import (
+    Frame,
+    crashed_thread,
+    innermost,
+    last_abort_line,
+    last_lines,
+    one_line,
+    parse_frames,
+    printed_exception,
+)
 from elastic_core.incidents import is_peer_loss
 from elastic_core.progress import step_of_path
 from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER, THREAD

@@ -1,17 +1,37 @@
-"""Calls the checks that plugins have added to the gate before this node joins its job (rule L17)."""
+"""Calls the checks that plugins have added to the gate before this node joins its job (rule L17).
+
+A signal, or the end of this host, interrupts them, and the node leaves before it has entered.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import wait
+from types import FrameType
+from typing import Any
 
-from elastic_core.agent.interruption import Interruption
 from elastic_core.errors import UnhealthyNodeError, in_one_line
 from elastic_core.events import Event, Level
+from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.gates import CHECK_MAX_SECONDS, JoinCheck, JoinGate
+from elastic_core.plugins.host_end import HostEnd
+from elastic_core.protocol.node_events import Exit
 from elastic_core.threads import asked
+from elastic_core.warden import messages
+from elastic_core.warden.client import Warden
 
+STARTER_MAX_SECONDS = (
+    60.0  # for which a new node waits for its starter before it joins; a running job goes on meanwhile
+)
 END_MAX_SECONDS = 5.0  # for which a check is awaited once the gate is closed: it may have processes to end
+SAME_REQUEST_SECONDS = 1.0  # in which one request to end arrives as several signals
+_WOKEN = 0  # what :meth:`Interruption.wake` writes into the pipe; Python writes the numbers of signals
 
 
 def pass_gate(gate: JoinGate, interruption: Interruption) -> None:
@@ -31,15 +51,9 @@ def pass_gate(gate: JoinGate, interruption: Interruption) -> None:
 def _call(check: JoinCheck, gate: JoinGate, interruption: Interruption) -> None:
     """Call a check on another thread, and raise its error."""
     reading, writing = os.pipe2(os.O_CLOEXEC)  # its end-of-file wakes this thread
-
-    def call() -> None:
-        try:
-            check.call()
-        finally:
-            os.close(writing)
-
     gate.start_clock()
-    answer = asked(call, name=f"elastic-gate-{check.plugin}")
+    answer = asked(check.call, name=f"elastic-gate-{check.plugin}")
+    answer.add_done_callback(lambda _: os.close(writing))
     try:
         while not interruption.wait([reading], gate.seconds_left()):
             if interruption.is_due():
@@ -61,3 +75,95 @@ def _call(check: JoinCheck, gate: JoinGate, interruption: Interruption) -> None:
     fields = {"plugin": check.plugin, "hook": "elastic_before_join"}
     message = f"a check of the plugin {check.plugin!r} raised, and keeps no node out: {in_one_line(problem)}"
     gate.publish(Event("plugin_failed", message, Level.WARNING, fields))
+
+
+def repeats_request(signum: int, seconds: float) -> bool:
+    """Return whether a signal ``seconds`` after the first one belongs to the same request to end.
+
+    ``timeout`` and schedulers signal a process and then its group. A signal from the keyboard is always a new request.
+    """
+    return signum not in (signal.SIGINT, signal.SIGQUIT) and seconds < SAME_REQUEST_SECONDS
+
+
+class Interruption:
+    """Ends the waits of a node that is being checked. Make and close it on the main thread: it sets signal handlers.
+
+    The first of ``signals`` becomes :attr:`end`. A second request ends this process at once, and the warden then ends
+    all that it has started.
+    """
+
+    def __init__(self, signals: Iterable[int], host_end: HostEnd) -> None:
+        self.end: Exit | None = None  # how the agent ends; None while nothing makes it leave
+        self._is_due = self._closed = False
+        self._signalled_at: float | None = None
+        self._lock = threading.RLock()
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Without this a signal that another thread takes would not end a ``select`` of the main thread.
+        self._old_wakeup = signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in signals}
+        host_end.heard_by(lambda why, _seconds, _at: self._leave(signal.SIGTERM, why))
+
+    def wake(self) -> None:
+        """End all waits, for what the caller knows. Any thread may call this."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if not self._closed:
+                os.write(self._wake_w, bytes([_WOKEN]))
+
+    def is_due(self) -> bool:
+        """Whether all waits are to end."""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._wake_r, 4096):
+                self._is_due = self._is_due or not {_WOKEN, *self._old_handlers}.isdisjoint(part)
+        return self._is_due
+
+    def wait(self, others: Sequence[Any], seconds: float) -> list[Any]:
+        """Return which of the others are readable, as soon as one is; none after the time, or at the interruption."""
+        deadline = time.monotonic() + seconds
+        while not self.is_due():
+            left = deadline - time.monotonic()
+            readable, _, _ = select.select([self._wake_r, *others], [], [], max(0.0, left))
+            found = [one for one in others if one in readable]
+            if found or left <= 0:
+                return found
+        return []
+
+    def close(self) -> None:
+        """Restore the signal handlers; :attr:`end` stays."""
+        signal.set_wakeup_fd(self._old_wakeup)
+        for signum, handler in self._old_handlers.items():
+            signal.signal(signum, handler)
+        with self._lock:
+            self._closed = True  # another file may soon have its number
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._signalled_at is None:
+            self._signalled_at = now
+            self._leave(signum, f"received {signal_name(signum)}")
+        elif not repeats_request(signum, now - self._signalled_at):
+            os._exit(signalled(signum))
+
+    def _leave(self, signum: int, why: str) -> None:
+        self.end = self.end or Exit(signalled(signum), f"{why}, before this node had entered the job")
+        self.wake()
+
+
+def wait_for_starter(warden: Warden, interruption: Interruption) -> list[messages.WardenEvent]:
+    """Return the events of the warden until its starter is ready, and has imported all that it is to import, or cannot.
+
+    Ends earlier if there is no process that forks workers, after ``STARTER_MAX_SECONDS``, or at the ``interruption``.
+    """
+    grows = warden.starter is not None and warden.starter.growth
+    last = messages.StarterGrown | messages.StarterStayed if grows else messages.StarterReady
+    over = last | messages.StarterFailed | messages.WardenDied
+    if grows:
+        warden.grow_starter()
+    heard: list[messages.WardenEvent] = []
+    deadline = time.monotonic() + STARTER_MAX_SECONDS
+    while not any(isinstance(event, over) for event in heard) and (left := deadline - time.monotonic()) > 0:
+        if not interruption.wait([warden], left):
+            break
+        heard += warden.receive()
+    return heard

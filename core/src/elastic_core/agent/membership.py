@@ -6,62 +6,38 @@ import math
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from elastic_core.agent import report, rescue, starters
-from elastic_core.agent.interruption import Interruption
-from elastic_core.agent.join_gate import pass_gate
+from elastic_core.agent import report, rescue
+from elastic_core.agent.join_gate import Interruption, pass_gate, wait_for_starter
 from elastic_core.agent.probing import Door
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
-from elastic_core.agent.resources import Resources, leave_signals, open_resources
+from elastic_core.agent.resources import Start, leave_signals, open_resources
 from elastic_core.agent.shutdown import settle_exit
-from elastic_core.agent.slot import Slot
-from elastic_core.agent.status import ShowState, Status
+from elastic_core.agent.status import Status
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
-from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import signalled
 from elastic_core.host.addresses import advertised_address
 from elastic_core.host.ports import own_address
-from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.node_events import Exit
 from elastic_core.rendezvous.backend import RendezvousBackend, workers_store
-from elastic_core.session.arrival import Arrival, FormerNode
+from elastic_core.session.arrival import Arrival
 from elastic_core.session.connections import silence_told
 from elastic_core.session.contact import persist, silent_store, store_awaited
 from elastic_core.session.join import Joined, arrive, join
 from elastic_core.session.ledger_watch import Lookout
 from elastic_core.session.runtime import RUNTIME
-from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import WardenEvent
 
 T = TypeVar("T")
 LISTENS_EVERYWHERE = "the workers' store here listens at all of them, for connections that are translated on the way"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """The parts of an agent that are there before it joins its job.
-
-    Attributes:
-        cpus: The CPUs of each local rank; () if workers are not bound.
-        former: The node that this agent was just before, in this run, or in one that it has replaced (S3).
-        show_state: Takes a function that describes the state; a newer one replaces it.
-    """
-
-    config: RunConfig
-    plugins: Plugins
-    slot: Slot
-    warden: Warden
-    cpus: tuple[frozenset[int], ...] = ()
-    former: FormerNode | None = None
-    show_state: ShowState = lambda _: None
 
 
 def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
@@ -80,10 +56,12 @@ def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
             for gate in (newcomer.pass_gates, newcomer.look_out, newcomer.join):
                 if (ending := gate()) is not None:
                     return ending
-        supervisor, resources = newcomer.supervise()
+        supervisor = newcomer.supervise()
         start.show_state(supervisor.describe)
-        ending = rescue.run(supervisor, resources)
-    if ending.rejoin and (late := resources.loop.late_signals):  # the row stays: it says that the node leaves
+        ending = rescue.run(supervisor)
+    if ending.rejoin and (
+        late := supervisor.resources.loop.late_signals
+    ):  # the row stays: it says that the node leaves
         end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
         return report.leave(newcomer.publish, end.code, end.why, None)
     return ending
@@ -146,7 +124,7 @@ class Newcomer:
             pass_gate(gate, interruption)
             if starter and self._arrival is not None and self._arrival.round and not interruption.is_due():
                 self.publish(report.under_way(self._arrival, starter.imports))
-                self._heard = starters.wait_until_ready(start.warden, interruption)
+                self._heard = wait_for_starter(start.warden, interruption)
         end = interruption.end
         return None if end is None else report.leave(self.publish, end.code, end.why, None)
 
@@ -179,28 +157,15 @@ class Newcomer:
         if self._lookout is not None:
             self._lookout.close()
 
-    def supervise(self) -> tuple[Supervisor, Resources]:
-        """Return the supervisor of the node that has joined, and its resources."""
+    def supervise(self) -> Supervisor:
+        """Return the supervisor of the node that has joined."""
         start, store, info = self._start, self._store, self._applicant.info
         assert self._joined is not None
         assert self._stores is not None
         try:
-            resources = self._stack.enter_context(
-                open_resources(
-                    start.config,
-                    start.plugins,
-                    self.publish,
-                    info,
-                    self._joined.ledger.head.run,
-                    start.warden,
-                    start.slot,
-                    heard=self._heard,
-                    cpus=start.cpus,
-                )
-            )
-            supervisor = Supervisor(
-                resources, RUNTIME, store, self._applicant, self._joined, self._stores, start.slot.look
-            )
+            run_uid = self._joined.ledger.head.run
+            resources = self._stack.enter_context(open_resources(start, self.publish, info, run_uid, heard=self._heard))
+            supervisor = Supervisor(resources, store, self._applicant, self._joined, self._stores)
         except BaseException:
             with suppress(Exception):
                 store.remove(info.node_id)  # else a round may include this node, and the others must find it lost
@@ -208,7 +173,7 @@ class Newcomer:
         if self._door is not None:
             resources.loop.watch(self._door, self._door.greet)
         resources.announce(supervisor.describe, None if self._over_handler else store.connect)
-        return supervisor, resources
+        return supervisor
 
     def _persist(self, call: Callable[[RendezvousBackend], T]) -> T:
         """Call the store until it answers or the patience is over, and report meanwhile that it is silent."""

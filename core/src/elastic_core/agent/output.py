@@ -15,17 +15,16 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
-from elastic_core.agent import pseudo_terminal
-from elastic_core.agent.console import Console, DirectConsole
+from elastic_core.agent.console import Console, DirectConsole, open_terminal_like, window_size
 from elastic_core.agent.directories import make_directories
 from elastic_core.agent.error_files import telling_lines
-from elastic_core.agent.stream_lines import Filtered, Lines, Shape, WholeLines
+from elastic_core.agent.stream_lines import Filtered, FoldedTracebacks, Lines, LogFile, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
-from elastic_core.agent.traceback_fold import FoldedTracebacks
 from elastic_core.config.parse import Stream, StreamMap
+from elastic_core.config.run import RunConfig
 from elastic_core.monitors import OutputReader, RunningRound
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
@@ -64,38 +63,59 @@ class WorkerStreams:
         return _STYLE.sub("", telling_lines(self.pumps[Stream.ERR].tail, TAIL))
 
 
-class Output:
-    """All workers' streams of one agent.
+@dataclass(frozen=True)
+class Routes:
+    """The destinations of the streams of each local rank.
 
-    Args:
-        redirects: The streams of each local rank that go to a file only.
+    Attributes:
+        redirects: The streams that go to a file only.
         tee: The streams that go to a file and, with ``[rank3]:`` before each line, to the console. It comes before
             ``redirects``.
         keep: Whether all other streams are kept in a file as well.
         shown: The local ranks that the console shows; streams of the others go to files only. None for all.
         filters: For each stream the texts whose lines are copied, with a prefix, to a separate file.
+        several: Whether the console shows more than one worker: then in whole lines. A single worker has the agent's
+            own stdout, unless that is kept as well.
+    """
+
+    redirects: StreamMap
+    tee: StreamMap
+    keep: bool = False
+    shown: Collection[int] | None = None
+    filters: Mapping[Stream, Sequence[str]] = field(default_factory=dict)
+    several: bool = False
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Routes:
+        """Return the routes of a run."""
+        shown = config.local_ranks_filter
+        filters = {Stream.OUT: config.duplicate_stdout_filters, Stream.ERR: config.duplicate_stderr_filters}
+        several = len(shown or range(config.nproc_per_node)) > 1
+        return cls(config.redirects, config.tee, config.log_dir is not None, shown, filters, several)
+
+    def is_shown(self, local_rank: int) -> bool:
+        """Return whether the console shows a local rank."""
+        return self.shown is None or local_rank in self.shown
+
+    def is_plain(self, stream: Stream, local_rank: int) -> bool:
+        """Return whether a stream goes to the console, and nowhere else."""
+        elsewhere = self.redirects[local_rank] | self.tee[local_rank]
+        return self.is_shown(local_rank) and not (stream in elsewhere or self.keep or self.filters.get(stream))
+
+
+class Output:
+    """All workers' streams of one agent.
+
+    Args:
         report: Called with a message, once for each file or console that cannot be written; from any thread.
         console_out: The descriptor that shows the workers' stdout.
         console_err: The descriptor that shows their stderr.
-        several: Whether these show more than one worker: then in whole lines. A single worker has the agent's own
-            stdout, unless that is kept as well.
     """
 
     def __init__(
-        self,
-        *,
-        redirects: StreamMap,
-        tee: StreamMap,
-        report: Callable[[str], None],
-        keep: bool = False,
-        shown: Collection[int] | None = None,
-        filters: Mapping[Stream, Sequence[str]] = MappingProxyType({}),
-        console_out: int = 1,
-        console_err: int = 2,
-        several: bool = False,
+        self, routes: Routes, report: Callable[[str], None], *, console_out: int = 1, console_err: int = 2
     ) -> None:
-        self._redirects, self._tee, self._keep, self._report = redirects, tee, keep, report
-        self._shown, self._filters, self._several = shown, filters, several
+        self._routes, self._report = routes, report
         self._round: RunningRound | None = None
         self._fds = {Stream.OUT: console_out, Stream.ERR: console_err}
         self._one_terminal = _same_terminal(console_out, console_err)
@@ -119,7 +139,7 @@ class Output:
                 left.
         """
         with contextlib.ExitStack() as undo:
-            found = self._open_terminal(rank, local_rank, directory, undo) if self._one_terminal else None
+            found = self._open_terminal(rank, local_rank, undo) if self._one_terminal else None
             streams = found or self._open_each(rank, local_rank, directory, prefix, undo)
             undo.pop_all()
         direct = [pump for pump in streams.pumps.values() if pump.console is self._direct]
@@ -129,27 +149,24 @@ class Output:
         self._thread.add([pump for pump in streams.pumps.values() if pump not in direct])
         return streams
 
-    def _open_terminal(
-        self, rank: int, local_rank: int, directory: Path, undo: contextlib.ExitStack
-    ) -> WorkerStreams | None:
+    def _open_terminal(self, rank: int, local_rank: int, undo: contextlib.ExitStack) -> WorkerStreams | None:
         """Open one pseudo-terminal for both streams, which keeps their order.
 
         Returns:
             None if a stream goes elsewhere, or if there is no pseudo-terminal.
         """
-        if not all(self._is_plain(stream, local_rank) for stream in _FILES):
+        if not all(self._routes.is_plain(stream, local_rank) for stream in _FILES):
             return None
-        if (ends := pseudo_terminal.open_like(self._fds[Stream.ERR])) is None:
+        if (ends := open_terminal_like(self._fds[Stream.ERR])) is None:
             return None
         undo.callback(_close, *ends)
         reading, writing = ends
         copy = os.dup(writing)
         undo.callback(os.close, copy)
-        path, shape = directory / _FILES[Stream.ERR], Shape()
-        if self._several:
+        shape = Shape()
+        if self._routes.several:
             shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None)
-        readers = self._readers(rank)
-        pump = Pump(reading, None, path, self._direct, shape, self._report, rank=local_rank, readers=readers)
+        pump = Pump(reading, self._readers(rank), self._direct, shape, local_rank)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
 
     def _open_each(
@@ -158,61 +175,51 @@ class Output:
         given: dict[Stream, int | None] = {}
         pumps: dict[Stream, Pump] = {}
         kept: dict[Stream, Path] = {}
-        shown = self._is_shown(local_rank)
+        routes, shown = self._routes, self._routes.is_shown(local_rank)
         before = (prefix or f"[rank{rank}]:").encode()
         for stream, name in _FILES.items():
-            direct = stream is Stream.OUT and self._is_plain(stream, local_rank)
+            direct = stream is Stream.OUT and routes.is_plain(stream, local_rank)
             every = self._round is not None and self._round.every_stream
-            if direct and not (self._several or self._one_terminal or every):  # a terminal may have hung up by now
+            if direct and not (routes.several or self._one_terminal or every):  # a terminal may have hung up by now
                 given[stream] = None
                 continue
-            teed = shown and stream in self._tee[local_rank]
-            redirected = not teed and (stream in self._redirects[local_rank] or not shown)
-            path, file, filtered = directory / name, None, None
-            if (teed or redirected or self._keep) and (file := self._open_log(path)) is not None:
+            teed = shown and stream in routes.tee[local_rank]
+            redirected = not teed and (stream in routes.redirects[local_rank] or not shown)
+            path, readers = directory / name, self._readers(rank)
+            if (teed or redirected or routes.keep) and (file := self._open_file(path, undo)) is not None:
                 kept[stream] = path
-                undo.callback(os.close, file)
-            if needles := self._filters.get(stream):
-                matches = directory.parent / f"filtered_{name}"
-                if (copies := self._open_log(matches)) is not None:
-                    undo.callback(os.close, copies)
-                    filtered = Filtered(needles, copies, matches, before)
-            terminal = None if teed or redirected else pseudo_terminal.open_like(self._fds[stream])
+                readers.append(file)
+            needles = routes.filters.get(stream)
+            if needles and (copies := self._open_file(directory.parent / f"filtered_{name}", undo)) is not None:
+                readers.append(Filtered(needles, copies, before))
+            terminal = None if teed or redirected else open_terminal_like(self._fds[stream])
             reading, writing = terminal or _pipe()
             undo.callback(_close, reading, writing)
             given[stream] = writing
             shape = Shape()
             if teed:
                 shape = Lines(before, LINES_WITHIN)
-            elif self._several:
+            elif routes.several:
                 shape = WholeLines(LINES_WITHIN if terminal is None else PIECES_WITHIN)
-            if stream is Stream.ERR and self._several:
-                shape = FoldedTracebacks(shape, path if file is not None else None)
+            if stream is Stream.ERR and routes.several:
+                shape = FoldedTracebacks(shape, kept.get(stream))
             console = None if redirected else self._direct if direct else self._consoles[stream]
-            pumps[stream] = Pump(
-                reading, file, path, console, shape, self._report, filtered, local_rank, self._readers(rank)
-            )
+            pumps[stream] = Pump(reading, readers, console, shape, local_rank)
         return WorkerStreams(given, pumps, kept.get(Stream.ERR))
 
-    def _readers(self, rank: int) -> Sequence[OutputReader]:
-        return () if self._round is None else self._round.open_readers(rank)
+    def _readers(self, rank: int) -> list[OutputReader]:
+        return [] if self._round is None else self._round.open_readers(rank)
 
-    def _is_shown(self, local_rank: int) -> bool:
-        return self._shown is None or local_rank in self._shown
-
-    def _is_plain(self, stream: Stream, local_rank: int) -> bool:
-        """Whether a stream goes to the console, and nowhere else."""
-        elsewhere = self._redirects[local_rank] | self._tee[local_rank]
-        return self._is_shown(local_rank) and not (stream in elsewhere or self._keep or self._filters.get(stream))
-
-    def _open_log(self, path: Path) -> int | None:
+    def _open_file(self, path: Path, undo: contextlib.ExitStack) -> LogFile | None:
         try:
-            return _open_log(path)
+            file = _open_log(path)
         except OSError as exc:
             if exc.errno not in _CANNOT_TAKE:
                 raise
             self._report(f"{path} cannot be written: {exc.strerror}; the worker runs without it")
             return None
+        undo.callback(os.close, file)
+        return LogFile(path, file, self._report)
 
     def drain(self, streams: WorkerStreams, timeout: float) -> None:
         """Wait until all output of an ended worker was read, ``timeout`` seconds at most: its children may live on."""
@@ -231,7 +238,7 @@ class Output:
 
     def resize(self) -> None:
         """Give the workers' pseudo-terminals the console's window size, which has changed."""
-        sizes = [size for fd in self._fds.values() if (size := pseudo_terminal.window_size(fd)) is not None]
+        sizes = [size for fd in self._fds.values() if (size := window_size(fd)) is not None]
         for thread in (self._thread, self._direct_thread):
             if sizes and thread is not None:
                 thread.resize(sizes[0])

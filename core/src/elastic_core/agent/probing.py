@@ -2,12 +2,18 @@
 
 A probe is a TCP connection to a port that each agent keeps for its peers (:class:`Door`). It shows that packets go both
 ways, which is all that workers need. The kernel accepts it, so a busy agent does not look unreachable.
+
+Probes also show whether the job has gone on without this node (:class:`Isolation`). The fence ends the workers of a
+node without contact in any case (rule S4), after minutes, in which the store may come back. But a node whose link is
+down is soon replaced, and two workers of rank 0 may then write one file. An outage of the store alone is not such a
+case: the peers can be reached, and the workers go on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import selectors
 import socket
@@ -16,17 +22,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from elastic_core.config.parse import OnNodeLoss
 from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.entries import Round
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node_events import Probed
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, spread_fraction
+from elastic_core.session.contact import FENCE_SHARE, Contact
 from elastic_core.session.runtime import Runtime
 
 SPREAD_SECONDS_PER_MEMBER = 0.001  # over so long the probes are spread, since all members probe rank 0's host
 SPREAD_MAX_SECONDS = 0.5
 GREETED_AT_ONCE = 128  # connections that are accepted before the agent's loop does something else
 PATIENCE = 2.0  # seconds that a connection may take; more than two packets lost on the way
+REPLACED_FACTOR = 5.0
+"""A node may be replaced once it has had no contact for so many times ``lost_after``, and reaches no peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,35 +171,92 @@ def spread(current: Round, node_id: str) -> float:
     return spread_fraction(node_id) * min(SPREAD_MAX_SECONDS, max(0.0, SPREAD_SECONDS_PER_MEMBER * members))
 
 
-def probe(
-    current: Round,
-    node_id: str,
-    look_up: Callable[[Sequence[str], Callable[[list[NodeInfo]], None]], None],
-    post: Callable[[Probed], None],
-    runtime: Runtime,
-    find: Unreachable = unreachable,
-) -> None:
-    """Probe after a failure of a round, and post the outcome. Returns at once.
+class Isolation:
+    """Whether this node is cut off from all others. All methods run on the agent's loop.
 
     Args:
-        node_id: This node, a member.
-        look_up: Asks the store for nodes, and calls back on a thread that must not block.
-        post: Takes the outcome, from any thread.
-        runtime: Makes the thread that probes.
+        look_up: Asks the store for nodes, and calls back on another thread.
         find: Returns the targets that cannot be reached.
     """
 
-    def begin(known: list[NodeInfo]) -> None:
-        aims = targets(current, node_id, known)
-        runtime.thread(target=run, args=(aims,), name="elastic-probe", daemon=True).start()
+    def __init__(
+        self,
+        node_id: str,
+        look_up: Callable[[Sequence[str], Callable[[list[NodeInfo]], None]], None],
+        runtime: Runtime,
+        find: Unreachable = unreachable,
+    ) -> None:
+        self._node_id, self._look_up, self._runtime, self._find = node_id, look_up, runtime, find
+        self._known: list[NodeInfo] = []
+        self._probe_at, self._alone = -math.inf, False
 
-    def run(aims: list[ProbeTarget]) -> None:
-        if (pause := spread(current, node_id)) > 0:
-            runtime.sleep(pause)
+    def begin(self, current: Round) -> None:
+        """Begin a round. The node of rank 0 asks where its neighbours are, while there is a store to ask.
+
+        The others know the address of rank 0 from the round itself. So this costs a job one read of two rows a round.
+        """
+        self._known, self._alone = [], False
+        if len(current.members) > 1 and current.members[0].node_id == self._node_id:
+            self._look_up(neighbours(current, self._node_id), self._learn)
+
+    def probe(self, current: Round, post: Callable[[Probed], None]) -> None:
+        """Probe the peers after a failure of a round, and post the outcome, from any thread (rule L5).
+
+        Returns at once.
+        """
+
+        def begin(known: list[NodeInfo]) -> None:
+            aims = targets(current, self._node_id, known)
+            self._runtime.ask(lambda: run(aims), then=post, name="elastic-probe")
+
+        def run(aims: list[ProbeTarget]) -> Probed:
+            if (pause := spread(current, self._node_id)) > 0:
+                self._runtime.sleep(pause)
+            try:
+                failed = self._find(aims)
+            except OSError:  # no descriptor is left, or an address is invalid: other nodes may be reachable
+                failed = ()
+            return Probed(current.number, failed)
+
+        self._look_up(neighbours(current, self._node_id), begin)
+
+    def fence_in(self, contact: Contact, ledger: Ledger) -> float:
+        """Return in how many seconds the workers of a round have to be stopped (rule S4)."""
+        if self.is_replaced(contact.known_at, ledger):
+            return 0.0
+        fence_at = contact.at + FENCE_SHARE * ledger.settings.timing.fence_after
+        return max(0.0, fence_at - self._runtime.now())
+
+    def is_replaced(self, silent_since: float, ledger: Ledger) -> bool:
+        """Whether the others may have gone on without this node, as the newest probe of its peers shows.
+
+        Args:
+            silent_since: When this node last had contact with the store.
+            ledger: What it knows of the job.
+        """
+        current, now, agreement = ledger.round, self._runtime.now(), ledger.settings.agreement
+        timing = ledger.settings.timing
+        enough = current is not None and len(current.members) - 1 >= max(1, agreement.min_nodes)
+        can_go_on = enough and agreement.on_node_loss is OnNodeLoss.REPLACE
+        if current is None or not can_go_on or now - silent_since < REPLACED_FACTOR * timing.lost_after:
+            self._alone = False
+            return False
+        if now >= self._probe_at:
+            self._probe_at = now + timing.lost_after
+            aims = targets(current, self._node_id, self._known)
+            self._runtime.ask(lambda: self._is_alone(aims), then=self._note, name="elastic-isolation")
+        return self._alone
+
+    def _learn(self, known: list[NodeInfo]) -> None:
+        self._known = known
+
+    def _is_alone(self, aims: Sequence[ProbeTarget]) -> bool | None:
+        """Return True if no target is reached; None if no descriptor is left, and nothing is known."""
         try:
-            failed = find(aims)
-        except OSError:  # no descriptor is left, or an address is invalid: other nodes may be reachable
-            failed = ()
-        post(Probed(current.number, failed))
+            failed = self._find(aims)
+        except OSError:
+            return None
+        return bool(aims) and {aim.node_id for aim in aims} <= {*failed}
 
-    look_up(neighbours(current, node_id), begin)
+    def _note(self, alone: bool | None) -> None:
+        self._alone = self._alone if alone is None else alone

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
-from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, describe_exit
@@ -279,16 +278,6 @@ def warden_silent(pid: int, seconds: float) -> Event:
         "cgroup is frozen"
     )
     return Event("warden_silent", message, Level.WARNING, {"pid": pid, "silence_s": round(seconds, 1)})
-
-
-def worker_lingers(rank: int, pid: int | None) -> Event:
-    """Return the event of a worker whose program is over and whose interpreter does not end."""
-    message = (
-        f"rank {rank} (pid {pid}) has finished its program and does not exit: its interpreter has been ending for "
-        f"{LINGERING:.0f} s, and the job waits for it. py-spy dump --native --pid {pid} shows where it hangs; "
-        "a script whose last line is os._exit(0) does not come there"
-    )
-    return Event("worker_lingers", message, Level.WARNING, {"rank": rank, "pid": pid})
 
 
 def round_halted(halt: Halt) -> Event:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from elastic_core.agent.event_loop import EventLoop, SignalReceived
-from elastic_core.agent.interruption import repeats_request
+from elastic_core.agent.join_gate import repeats_request
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Resources
+from elastic_core.agent.supervisor import Supervisor
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
 from elastic_core.monitors import LeftMemory
@@ -29,27 +30,6 @@ _T = TypeVar("_T")
 ABORT_SECONDS = 5.0  # for the work to return, once it was told to stop
 _OVERDUE = object()  # an event: the work has taken too long
 NOT_WRITTEN = "no plugin of this agent writes it to disk. Install the library with which the script keeps its state"
-
-
-class Agent(Protocol):
-    """The loop of one node."""
-
-    @property
-    def signalled_at(self) -> float | None:
-        """When it received its first signal; None for none."""
-
-    @property
-    def closed(self) -> Closed | None:
-        """The verdict on the job; None if there is none."""
-
-    def leaves_others(self) -> bool:
-        """Return whether other members of the newest round are still in the job, as far as this node knows."""
-
-    def run(self) -> Ending:
-        """Run the loop until the node's part in the job ends."""
-
-    def close(self) -> None:
-        """End the workers, and this node's part in the job."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +78,13 @@ class EndingAgentMemory(LeftMemory):
         return outcome.result(), why
 
 
-def run(agent: Agent, resources: Resources) -> Ending:
+def run(agent: Supervisor) -> Ending:
     """Run an agent to its end, close it, and rescue its memory if no other node continues from that.
 
     This is done also if the agent raises an :class:`Exception`, since all other nodes may fail in the same way. Other
-    exceptions, such as KeyboardInterrupt, stop this node only. The caller closes ``resources`` afterwards.
+    exceptions, such as KeyboardInterrupt, stop this node only. The caller closes its resources afterwards.
     """
-    ending, failed = None, False
+    ending, failed, resources = None, False, agent.resources
     try:
         with closing(agent):
             ending = agent.run()
@@ -114,7 +94,8 @@ def run(agent: Agent, resources: Resources) -> Ending:
         raise
     finally:
         try:
-            if resources.fd_store.held and is_needed(ending, agent.closed, agent.leaves_others, failed=failed):
+            held = resources.group.reports.fd_store.held
+            if held and is_needed(ending, agent.closed, agent.leaves_others, failed=failed):
                 _rescue(resources, agent.signalled_at)
         except Exception as error:  # must not replace the agent's own ending or exception
             _publish_lost(resources, f"writing it failed with {error!r}")
@@ -140,9 +121,9 @@ def is_needed(
 
 
 def _rescue(resources: Resources, signalled_at: float | None) -> None:
-    of_node = (resources.fd_store.held, str(resources.info), resources.publish)
+    of_node = (resources.group.reports.fd_store.held, str(resources.node.info), resources.node.publish)
     left = EndingAgentMemory(*of_node, resources.signals, resources.loop, signalled_at)
-    plugins = resources.plugins.implementations("elastic_rescue")
+    plugins = resources.node.plugins.implementations("elastic_rescue")
     if not plugins:
         _publish_lost(resources, NOT_WRITTEN)
     for plugin in plugins:
@@ -153,6 +134,6 @@ def _rescue(resources: Resources, signalled_at: float | None) -> None:
 
 
 def _publish_lost(resources: Resources, why: str) -> None:
-    names = ", ".join(sorted({name.partition("/")[0] for name in resources.fd_store.held}))
+    names = ", ".join(sorted({name.partition("/")[0] for name in resources.group.reports.fd_store.held}))
     message = f"what workers have left in memory as {names} is lost: {why}"
-    resources.publish(Event("rescue_failed", message, Level.ERROR))
+    resources.node.publish(Event("rescue_failed", message, Level.ERROR))

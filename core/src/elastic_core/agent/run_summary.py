@@ -1,4 +1,4 @@
-"""What a run came to: the counters that its last line and ``verdict.json`` tell.
+"""The counters of a run for its last line and ``verdict.json``, and the duration of each interruption on this node.
 
 ``verdict.json`` stands beside the logs, for the scripts of schedulers. Nodes that share the directory write the same,
 but for ``node``; ``docs/reference/exit_codes.md`` describes it.
@@ -17,11 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elastic_core.events import Field, describe_duration
+from elastic_core.events import Event, Field, Level, describe_duration
 from elastic_core.incidents import Failure, Incident
-from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Closed
-from elastic_core.protocol.ledger import Ledger
 from elastic_core.threads import bounded
 
 FILE_NAME = "verdict.json"
@@ -75,17 +73,6 @@ class RunSummary:
         return ", ".join(parts)
 
 
-def count_run(ledger: Ledger, now: float) -> dict[str, Any]:
-    """Return the fields of a :class:`RunSummary` that are in a ledger."""
-    return {
-        "rounds": 0 if ledger.round is None else ledger.round.number,
-        "restarts": ledger.counters.restarts,
-        "max_restarts": ledger.settings.agreement.max_restarts,
-        "seconds": round(ledger.age(now), 1),
-        "failures": past_failures(ledger, now),
-    }
-
-
 def verdict(summary: RunSummary, closed: Closed) -> dict[str, Any]:
     """Return the contents of ``verdict.json``."""
     facts = asdict(summary)
@@ -137,3 +124,80 @@ def _write(directory: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             unnamed.unlink()
         raise
+
+
+@dataclass(slots=True)
+class Recovery:
+    """From the first trouble until the workers of the next round train: instants of the monotonic clock, in seconds.
+
+    The parts overlap, since the leader decides while the old workers are being stopped. So each part is reported by its
+    end, counted from the beginning.
+    """
+
+    began: float  # when the worker ended that failed first; else when this node learned that the round is over
+    detected: float  # when this node knew
+    decided: float | None = None  # when it read of the next round
+    stopped: float | None = None  # when no process of the old round was left
+    running: float | None = None  # when the programs of all workers of the next round ran
+
+    def parts(self, **ends: float) -> tuple[dict[str, Field], str]:
+        """Return the seconds until the end of each part, and until ``ends``: for programs, and for people."""
+        instants = {**asdict(self), **ends}
+        took = {name: round(at - instants["began"], 6) for name, at in instants.items() if at is not None}
+        del took["began"]
+        told = ", ".join(f"{name} after {seconds:.3f}" for name, seconds in took.items())
+        return {f"{name}_s": seconds for name, seconds in took.items()}, f"{told} s"
+
+
+@dataclass(slots=True)
+class Interruptions:
+    """The interruptions of training on this node."""
+
+    current: Recovery | None = None
+    seconds: float = 0.0  # how long no workers ran between two rounds, all interruptions together
+
+    def begin(self, now: float, began: float | None = None) -> None:
+        """Begin an interruption that is detected now and ``began`` then, by default now; unless one goes on."""
+        if self.current is None:
+            self.current = Recovery(began=now if began is None else began, detected=now)
+
+    def end(self, now: float) -> Recovery | None:
+        """End the interruption, since the workers of the next round run, and return it; None if there was none."""
+        recovery, self.current = self.current, None
+        if recovery is not None:
+            recovery.running = now
+            self.seconds += now - recovery.began
+        return recovery
+
+
+def recovered(number: int, recovery: Recovery) -> Event:
+    """Return the event that the workers of round ``number`` run."""
+    fields, told = recovery.parts()
+    return Event("recovered", f"round {number} runs: {told}", Level.DEBUG, {"round": number, **fields})
+
+
+def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -> Event:
+    """Return what the restart cost on this node until the programs of round ``number`` run.
+
+    Args:
+        recovery: The interruption that led to it.
+        fresh: Why workers started fresh; '' if the starter forked all of them.
+        unlearned: How many modules a worker imports itself that the starter has not imported.
+    """
+    took = round((recovery.began if recovery.running is None else recovery.running) - recovery.began, 6)
+    how = f"its workers import all modules themselves ({fresh})" if fresh else "its workers started warm"
+    if unlearned and not fresh:
+        how += f", and import {unlearned:,} module(s) themselves"
+    message = f"round {number} runs {took:.3f} s after the interruption, and {how}"
+    fields: dict[str, Field] = {"round": number, "took_s": took, "warm": not fresh, "why": fresh}
+    return Event("restarted", message, fields={**fields, "unlearned": unlearned})
+
+
+def initialized(number: int, workers: int, took: float, recovery: Recovery | None, now: float) -> Event:
+    """Return the event that all local workers of round ``number`` are in the process group.
+
+    They were started ``took`` seconds ago; ``recovery`` is the interruption that led to the round, if one did.
+    """
+    parts, told = recovery.parts(initialized=now) if recovery is not None else ({}, f"after {took:.3f} s")
+    fields: dict[str, Field] = {"round": number, "workers": workers, "took_s": took, **parts}
+    return Event("initialized", f"the process group of round {number} is there: {told}", Level.DEBUG, fields)

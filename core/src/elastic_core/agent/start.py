@@ -13,15 +13,17 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_core.agent import starters
+from elastic_core.config.environment import inheritable
+from elastic_core.errors import PluginError
+from elastic_core.starter import find_starter, installed
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import open_standard_streams, subreaping
 
 if TYPE_CHECKING:
     from elastic_core.agent.report import Ending
-    from elastic_core.agent.slot import Slot
-    from elastic_core.agent.status import ShowState
+    from elastic_core.agent.resources import Start
     from elastic_core.config.run import RunConfig
+    from elastic_core.events import Event
     from elastic_core.plugins.manager import Plugins
     from elastic_core.session.arrival import FormerNode
 
@@ -46,11 +48,32 @@ def begun(*, alone: bool = True) -> Iterator[Warden]:
 
 
 def begin_starter(config: RunConfig, warden: Warden) -> None:
-    """Have the warden begin the starter, if a plugin brings one.
+    """Have the warden begin the starter of a run, if a plugin brings one that takes it; without one that fails.
 
     ``config`` needs its final program, number of workers and settings of plugins, and no more.
     """
-    starters.begin(warden, config, os.environ)
+    starter = None
+    try:
+        warden.starter_problem, starter = None, find_starter(config, inheritable(os.environ))
+    except PluginError as exc:
+        warden.starter_problem = exc
+    warden.begin_starter(starter)
+
+
+def starter_problem(warden: Warden, config: RunConfig) -> Event | None:
+    """Return the event that workers start as new interpreters although they need not; call it without a starter."""
+    from elastic_core.config.program import ProgramKind
+    from elastic_core.distributions import brought
+    from elastic_core.errors import how_to_install
+    from elastic_core.events import Event, Level
+
+    if (failed := warden.starter_problem) is not None:
+        return Event("no_starter", f"each worker starts as a new interpreter. {failed.message}", Level.WARNING)
+    if config.program.kind is ProgramKind.EXECUTABLE or any(installed()):
+        return None
+    message = "each worker starts as a new interpreter and imports everything by itself; forked workers start faster"
+    hint = how_to_install(next(iter(brought("starters").values())))
+    return Event("no_starter", f"{message}.\n{hint}")
 
 
 def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, alone: bool = True) -> Ending:
@@ -83,31 +106,24 @@ def _run_once(
             begin_starter(config, warden)
 
         from elastic_core.agent import membership  # noqa: F401  (imported here: see the top)
-        from elastic_core.agent.resources import leave_signals
+        from elastic_core.agent.resources import Start, leave_signals
         from elastic_core.agent.slot import Slot
-        from elastic_core.agent.state_dump import StateDump
-        from elastic_core.agent.status import Status
+        from elastic_core.agent.status import StateDump, Status
 
         dump = stack.enter_context(closing(StateDump(leave_signals(config), Status.of(config).describe_joining)))
         slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))  # not the endpoint too: it has many spellings
         stack.callback(warden.close, CLOSING)  # before the slot is free for the next agent
         warden.hold(slot.fileno())
         warden.keep_off()  # plugins may have started something
-        return connect_and_run(config, plugins, slot, warden, former=former, show_state=dump.show)
+        return connect_and_run(
+            Start(config=config, plugins=plugins, slot=slot, warden=warden, former=former, show_state=dump.show)
+        )
 
 
-def connect_and_run(
-    config: RunConfig,
-    plugins: Plugins,
-    slot: Slot,
-    warden: Warden,
-    *,
-    former: FormerNode | None = None,
-    show_state: ShowState = lambda _: None,
-) -> Ending:
+def connect_and_run(start: Start) -> Ending:
     """Make the first connection to the job's store, and run the loop for it. Main thread only.
 
-    Arguments are those of :class:`elastic_core.agent.membership.Start`, errors those of ``join_and_run`` there.
+    Errors are those of ``membership.join_and_run``.
     """
     from elastic_core.agent import membership
     from elastic_core.agent.directories import remove_abandoned
@@ -115,23 +131,14 @@ def connect_and_run(
     from elastic_core.events import Event, Level
     from elastic_core.rendezvous.backend import HandlerStore
 
+    config, plugins, warden = start.config, start.plugins, start.warden
     cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
     for abandoned in remove_abandoned():  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"
         plugins.publish(Event("directory_removed", message, Level.DEBUG))
-    if warden.starter is None and (problem := starters.problem(warden, config)) is not None:
+    if warden.starter is None and (problem := starter_problem(warden, config)) is not None:
         plugins.publish(problem)
-    made = first_connection(config, plugins)
-    if isinstance(made, HandlerStore) and made.job_id:
-        config = replace(config, rdzv_id=made.job_id)
-    with closing(made):
-        start = membership.Start(
-            config=config,
-            plugins=plugins,
-            slot=slot,
-            warden=warden,
-            cpus=cpus,
-            former=former,
-            show_state=show_state,
-        )
-        return membership.join_and_run(start, made)
+    with closing(first_connection(config, plugins)) as store:
+        if isinstance(store, HandlerStore) and store.job_id:
+            config = replace(config, rdzv_id=store.job_id)
+        return membership.join_and_run(replace(start, config=config, cpus=cpus), store)

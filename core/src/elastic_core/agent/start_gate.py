@@ -7,12 +7,11 @@ mostly there when the next ones are to start. A plugin that has nothing to look 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from elastic_core.agent.event_loop import EventLoop
+from elastic_core.agent.event_loop import EventLoop, StartAnswer, StartDue
+from elastic_core.agent.worker import Node
 from elastic_core.events import Event, Field, Level
 from elastic_core.gates import StartGate
-from elastic_core.threads import PatientThread
 
 WAIT_MAX_SECONDS = 10.0  # from the wanted start of the workers to their start
 ASK_INTERVAL_SECONDS = 0.25
@@ -21,40 +20,16 @@ ANSWER_MAX_SECONDS = 1.0
 no answer: the question was put when the last workers began to stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartAnswer:
-    """The plugins have answered the question ``serial``: why the workers should wait, '' if they need not."""
-
-    serial: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class StartDue:
-    """A timer: ask again, or start after ``WAIT_MAX_SECONDS``."""
-
-    serial: int
-
-
 class StartDelay:
     """The wait before the start of workers. All methods run on the agent's loop.
 
     Args:
-        ask: Asks the plugins about a round; blocks. None if no plugin implements the hook.
-        run_uid: The run's own random id.
+        node: Its plugins are asked about a round, on another thread.
         loop: The agent's loop, whose owner passes a :class:`StartAnswer` and a :class:`StartDue` to :meth:`receive`.
-        now: The monotonic clock.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[StartGate], str] | None,
-        run_uid: str,
-        loop: EventLoop,
-        now: Callable[[], float],
-        publish: Callable[[Event], None],
-    ) -> None:
-        self._ask, self._run_uid, self._loop, self._now, self._publish = ask, run_uid, loop, now, publish
+    def __init__(self, node: Node, loop: EventLoop) -> None:
+        self._node, self._loop = node, loop
         self._serial = 0  # of the newest question
         self._pending = 0  # the serial number of the question that has no answer yet; 0 for none
         self._why = ""  # the newest answer
@@ -71,7 +46,7 @@ class StartDelay:
 
     def start(self, round: int, start: Callable[[], None]) -> None:
         """Call ``start`` once the workers of this round need not wait; at once where nothing is known of a wait."""
-        self._start, self._since, self._round, self._reported = start, self._now(), round, False
+        self._start, self._since, self._round, self._reported = start, self._node.now(), round, False
         if self._why:
             self._wait()
         elif self._pending and self._pending == self._serial and not self._started:
@@ -89,7 +64,7 @@ class StartDelay:
             self._why = event.why
         if self._start is None:
             return
-        waited = self._now() - self._since
+        waited = self._node.now() - self._since
         if waited >= WAIT_MAX_SECONDS or (not self._why and (not self._pending or waited >= ANSWER_MAX_SECONDS)):
             self._go()
         elif isinstance(event, StartAnswer):
@@ -102,35 +77,31 @@ class StartDelay:
         if not self._reported:
             self._reported = True
             message = f"the workers of round {self._round} wait for up to {WAIT_MAX_SECONDS:g} s: {self._why}"
-            self._publish(Event("start_waits", message, Level.WARNING, {"round": self._round, "why": self._why}))
+            self._node.publish(Event("start_waits", message, Level.WARNING, {"round": self._round, "why": self._why}))
             self._loop.at(self._since + WAIT_MAX_SECONDS, StartDue(0))
-        self._loop.at(self._now() + ASK_INTERVAL_SECONDS, StartDue(self._serial))
+        self._loop.at(self._node.now() + ASK_INTERVAL_SECONDS, StartDue(self._serial))
 
     def _go(self) -> None:
         start, self._start, self._started = self._start, None, True
-        waited = round(self._now() - self._since, 3)
+        waited = round(self._node.now() - self._since, 3)
         fields: dict[str, Field] = {"round": self._round, "waited_s": waited, "why": self._why}
         if self._why:
             message = f"the workers of round {self._round} start after {waited:.1f} s, although {self._why}"
-            self._publish(Event("started_regardless", message, Level.WARNING, fields))
+            self._node.publish(Event("started_regardless", message, Level.WARNING, fields))
         elif self._reported:
             message = f"the workers of round {self._round} start after a wait of {waited:.1f} s"
-            self._publish(Event("start_waited", message, Level.INFO, fields))
+            self._node.publish(Event("start_waited", message, Level.INFO, fields))
         if start is not None:
             start()
 
     def _question(self) -> None:
         """Ask the plugins on another thread, unless they have not answered the last question yet."""
-        if self._ask is None:
+        if (ask := self._node.plugins.before_start) is None:
             return
         self._serial += 1
         if self._pending:
             return
         self._pending = serial = self._serial
-        ask, post = self._ask, self._loop.post
-        gate = StartGate(self._round, self._run_uid, 0.0 if self._start is None else self._now() - self._since)
-
-        def run() -> None:
-            post(StartAnswer(serial, ask(gate)))
-
-        PatientThread(target=run, name="elastic-start", daemon=True).start()
+        waited = 0.0 if self._start is None else self._node.now() - self._since
+        gate = StartGate(self._round, self._node.run_uid, waited)
+        self._node.runtime.ask(lambda: StartAnswer(serial, ask(gate)), then=self._loop.post, name="elastic-start")

@@ -1,31 +1,53 @@
-"""Describes the state of an agent, for users who ask why nothing happens. Pure functions."""
+"""Describes the state of an agent, for users who ask why nothing happens; on SIGQUIT an agent writes it to stderr.
+
+The Python stacks of its threads follow, and it goes on. :mod:`faulthandler` writes them from the signal's handler into
+a pipe that never blocks. A thread at the other end adds the state, and copies all of it to stderr. So the dump comes
+even if a call does not return, and a stuck console does not stop the agent.
+"""
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import faulthandler
+import fcntl
 import os
+import re
+import select
+import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
+from elastic_core.agent.console import write_all
+from elastic_core.agent.report import ledger_events, no_place
+from elastic_core.agent.resources import Resources
+from elastic_core.agent.run_summary import RunSummary
 from elastic_core.agent.worker import Worker
 from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.errors import without_passwords
+from elastic_core.events import Event
 from elastic_core.exit_codes import describe_exit
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
 from elastic_core.progress import Progress
-from elastic_core.protocol.entries import Member
+from elastic_core.protocol.counters import past_failures
+from elastic_core.protocol.entries import Halt, HaltReason, Member
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node import NodeState
-from elastic_core.protocol.node_events import Work
+from elastic_core.protocol.node_events import EntriesRead, Work
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.session.session import Session
 
-ShowState: TypeAlias = "Callable[[Callable[[], str]], None]"
-"""Takes a function that describes the state, for SIGQUIT."""
 SHOWN_NODES = 64  # how many nodes of a round are listed
+SIGNAL = signal.SIGQUIT
+QUIET_SECONDS = 0.1  # a dump of the stacks is complete when nothing more of it comes for so long
+ROOM_BYTES = 1 << 18  # of the pipe; stacks that do not fit there are cut off
+_END = b"\0"
+_THREAD = re.compile(r"^(Thread|Current thread) (0x[0-9a-f]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +88,76 @@ class Status:
     def describe_wait(self, what: str) -> str:
         """Return what the agent waits for, and for how long it has."""
         return f"{what}, for {_age(self.since, self)}"
+
+
+class Account:
+    """A record of what this node has seen of its run: for events, the state on SIGQUIT, and the summary at the end."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._since = resources.node.now()  # when the node's state last changed
+        self._incident: Incident | None = None  # the newest failure that is known here
+        self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
+        self._no_place: Event | None = None
+
+    def follow(self, before: NodeState, state: NodeState) -> None:
+        """Note what :meth:`describe` shows; no decision depends on it."""
+        halt = state.ledger.halt
+        if (before.work, before.round, before.ledger.is_live) != (state.work, state.round, state.ledger.is_live):
+            self._since = self._resources.node.now()
+        self._incident = state.incident or (halt and halt.incident) or self._incident
+
+    def report(self, before: NodeState, state: NodeState, event: EntriesRead) -> None:
+        """Publish what entries have brought."""
+        for news in ledger_events(before.ledger, event.entries, event.now, state.info.node_id, before.incident):
+            self._resources.node.publish(news)
+        halts = [entry.body for entry in event.entries if isinstance(entry.body, Halt)]
+        self._nodes_lost += sum(halt.reason is HaltReason.NODE_LOST for halt in halts)
+        self.report_no_place(state)
+
+    def report_no_place(self, state: NodeState) -> None:
+        """Publish why the job does not take this node; once for each reason."""
+        why = no_place(state.ledger, state.info)
+        if why is not None and why != self._no_place:
+            self._resources.node.publish(why)
+            self._no_place = why
+
+    def describe(self, state: NodeState, session: Session) -> str:
+        """Return what this agent does and waits for. Any thread may call this."""
+        node, group = self._resources.node, self._resources.group
+        status = replace(
+            Status.of(node.config),
+            now=node.now(),
+            since=self._since,
+            workers=group.workers,
+            started_at=group.started_at,
+            progress=group.progress.newest(),
+            checkpoint=group.progress.last_checkpoint(),
+            contact_at=session.contact.at,
+            failing=(*session.contact.failing,),
+            node_views=session.watch.nodes,
+            waiting_for=session.waiting_for,
+            incident=self._incident,
+        )
+        return describe_node(state, status)
+
+    def summarize(self, ledger: Ledger) -> RunSummary:
+        """Return what the run came to."""
+        node, group = self._resources.node, self._resources.group
+        return RunSummary(
+            job=node.config.rdzv_id,
+            run=node.run_uid,
+            node=str(node.info),
+            rounds=0 if ledger.round is None else ledger.round.number,
+            restarts=ledger.counters.restarts,
+            max_restarts=ledger.settings.agreement.max_restarts,
+            nodes_lost=self._nodes_lost,
+            seconds=round(ledger.age(node.now()), 1),
+            interrupted_seconds=round(group.interruptions.seconds, 3),
+            failures=past_failures(ledger, node.now()),
+            logs=None if node.temporary else node.directory,
+            stop_facts=group.stop_facts,
+        )
 
 
 def describe_node(state: NodeState, status: Status) -> str:
@@ -193,3 +285,89 @@ def _failure(incident: Incident) -> str:
 
 def _age(instant: float, status: Status) -> str:
     return f"{max(0.0, status.now - instant):.1f} s"
+
+
+class StateDump:
+    """Writes the state on each SIGQUIT, until it is closed. Main thread only.
+
+    Nothing is written if the node leaves on SIGQUIT, or if the program that runs the agent has a handler for it.
+
+    Args:
+        handled: The signals on which the node leaves.
+        describe: Returns what the agent does; called on another thread.
+        fd: Where to write; the caller closes it.
+    """
+
+    def __init__(self, handled: Collection[int], describe: Callable[[], str], fd: int = 2) -> None:
+        self._fd, self._describe = fd, describe
+        self._pipe: tuple[int, int] | None = None
+        self._started = False
+        self._before = signal.getsignal(SIGNAL)
+        if SIGNAL in handled or self._before not in (signal.SIG_DFL, signal.SIG_IGN):
+            return
+        self._pipe = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # more than this user may have
+            fcntl.fcntl(self._pipe[1], fcntl.F_SETPIPE_SZ, ROOM_BYTES)
+        os.set_blocking(self._pipe[1], False)
+        signal.signal(SIGNAL, lambda *_: self._start())
+        faulthandler.register(SIGNAL, file=self._pipe[1], all_threads=True, chain=True)
+
+    def show(self, describe: Callable[[], str]) -> None:
+        """Write what ``describe`` returns from now on, also if the main thread is in a call that does not return.
+
+        This starts the thread, unless a signal has: a backend that forks while it is made needs a single thread.
+        """
+        self._describe = describe
+        self._start()
+
+    def close(self) -> None:
+        """Restore the signal's handler."""
+        if self._pipe is None:
+            return
+        faulthandler.unregister(SIGNAL)
+        signal.signal(SIGNAL, self._before)
+        if not self._started:
+            os.close(self._pipe[0])
+        else:
+            with contextlib.suppress(BlockingIOError):  # the thread is stuck with stderr, and ends with the process
+                os.write(self._pipe[1], _END)
+        os.close(self._pipe[1])
+        self._pipe = None
+
+    def _start(self) -> None:
+        """Start the thread, once, without the locks of :mod:`threading`, which a signal may have interrupted."""
+        if self._pipe is not None and not self._started:
+            self._started = True
+            _thread.start_new_thread(self._run, (self._pipe[0],))
+
+    def _run(self, reading: int) -> None:
+        while stacks := _read(reading):
+            try:
+                state = self._describe()
+            except Exception as exc:  # in the middle of a change
+                state = f"  the state cannot be described: {type(exc).__name__}: {exc}\n"
+            with contextlib.suppress(OSError):  # stderr has no reader any more
+                write_all(self._fd, f"{state}{indent_stacks(stacks)}".encode(errors="backslashreplace"))
+        os.close(reading)
+
+
+def _read(fd: int) -> str:
+    """Wait for stacks in the pipe, until no more of them come, and return them; '' at the end."""
+    data, poll = b"", select.poll()
+    poll.register(fd, select.POLLIN)
+    while poll.poll(None if not data else QUIET_SECONDS * 1000):
+        part = os.read(fd, ROOM_BYTES)
+        if not part or part.endswith(_END):
+            return ""
+        data += part
+    return data.decode(errors="replace")
+
+
+def indent_stacks(stacks: str) -> str:
+    """Return the stacks with the names of their threads in place of the numbers."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()} | {threading.get_ident(): "of this dump"}
+
+    def named(found: re.Match[str]) -> str:
+        return f"{found[1]} {names.get(int(found[2], 16), found[2])}"
+
+    return "".join(f"  {printable(_THREAD.sub(named, line))}\n" for line in stacks.splitlines())

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import queue
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from elastic_core.agent import pseudo_terminal
-from elastic_core.agent.console import Console, DirectConsole, write_all
-from elastic_core.agent.stream_lines import Filtered, Shape
+from elastic_core.agent.console import Console, DirectConsole, resize_terminal
+from elastic_core.agent.stream_lines import Shape
 from elastic_core.monitors import OutputReader
 
 TAIL = 4096  # bytes of stderr that an incident may show
@@ -29,33 +26,24 @@ class Pump:
 
     Args:
         pipe: A pipe, or our end of a pseudo-terminal; does not block. Closed with this object.
-        file: Where every byte is kept; closed with this object.
+        readers: Take all bytes: files, and the monitors' readers.
         console: Where the stream is shown.
         shape: What the stream becomes before it is shown.
-        report: Called with a message, once for each file that cannot take all bytes.
-        filtered: Takes the lines for which the user has set a filter; closed with this object.
-        readers: The monitors' readers of this stream.
     """
 
     def __init__(
         self,
         pipe: int,
-        file: int | None,
-        path: Path,
+        readers: Sequence[OutputReader],
         console: Console | DirectConsole | None,
         shape: Shape,
-        report: Callable[[str], None],
-        filtered: Filtered | None = None,
         rank: int = 0,
-        readers: Sequence[OutputReader] = (),
     ) -> None:
         self.pipe, self.console, self.shape = pipe, console, shape
-        self._readers = readers
+        self._readers, self._rank = readers, rank
         self.tail = b""
         """The last ``REMEMBERED`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
         self.ended = threading.Event()
-        self._file, self._path, self._filtered, self._report, self._rank = file, path, filtered, report, rank
-        self._reported: set[Path] = set()
 
     def transfer(self) -> bool:
         """Pass on what can be read; return False at the end of the stream, or if the console is gone."""
@@ -69,7 +57,6 @@ class Pump:
             self.tail = (self.tail + data)[-REMEMBERED - 1 :]
             for reader in self._readers:
                 reader.feed(data)
-            self._keep(data)
         return self.show(self.shape.feed(data)) and bool(data)
 
     def show(self, data: bytes) -> bool:
@@ -82,28 +69,7 @@ class Pump:
         for reader in self._readers:
             reader.finish()
         os.close(self.pipe)
-        if self._file is not None:
-            os.close(self._file)
-        if self._filtered is not None:
-            self._filtered.close()
         self.ended.set()
-
-    def _keep(self, data: bytes) -> None:
-        if self._file is not None:
-            with self._reporting(self._path):
-                write_all(self._file, data)
-        if self._filtered is not None:
-            with self._reporting(self._filtered.path):
-                self._filtered.feed(data)
-
-    @contextlib.contextmanager
-    def _reporting(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as exc:
-            if path not in self._reported:
-                self._reported.add(path)
-                self._report(f"{path} is not complete: {exc.strerror}; the worker goes on")
 
 
 class PumpThread:
@@ -139,7 +105,7 @@ class PumpThread:
 
         def pass_on() -> None:
             for pump in self._pumps():
-                pseudo_terminal.resize(pump.pipe, size)
+                resize_terminal(pump.pipe, size)
 
         self._order(pass_on)
 

@@ -7,7 +7,6 @@ output of a dead worker, a core dump, the last checkpoint (``workers``, ``worker
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,39 +15,37 @@ from elastic_core.agent.event_loop import (
     AliveFor,
     Crashed,
     Depart,
+    DescribeWorkers,
     HostEnds,
     Overdue,
     SignalReceived,
+    StartAnswer,
+    StartDue,
     StopDue,
     Tick,
 )
-from elastic_core.agent.isolation import Isolation
+from elastic_core.agent.probing import Isolation
+from elastic_core.agent.registration import OwnRow
 from elastic_core.agent.report import Ending, finish
-from elastic_core.agent.resources import Resources, finish_helpers, handle_warden_death, stop_workers
-from elastic_core.agent.run_summary import count_run
+from elastic_core.agent.resources import Resources
 from elastic_core.agent.shutdown import Departure, settle_exit
-from elastic_core.agent.start_gate import StartAnswer, StartDue
-from elastic_core.agent.status import describe_node
-from elastic_core.agent.worker_row import DescribeWorkers
+from elastic_core.agent.start_gate import StartDelay
+from elastic_core.agent.status import Account
 from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Incident
 from elastic_core.protocol import node_events
-from elastic_core.protocol.entries import Answers, Closed, Halt, HaltReason, Round
-from elastic_core.protocol.graceful_stop import find_drain
-from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, row_of, step
+from elastic_core.protocol.entries import Answers, Closed, Round
+from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, step
 from elastic_core.protocol.node_events import AnswerFound, AnswerRead, Exit, Leaving, Work
 from elastic_core.protocol.questions import decode
-from elastic_core.protocol.roster import LocalWorkers, Slots
 from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.round_questions import LAST_WORDS_SECONDS
 from elastic_core.session.arrival import FormerNode
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, Joined
-from elastic_core.session.runtime import Runtime
 from elastic_core.session.session import Session
 from elastic_core.session.state import SessionCalls
 from elastic_core.warden import messages
@@ -60,52 +57,43 @@ ROW_REMOVAL_MAX_SECONDS = 10.0  # for the removal of the node's row at the end
 
 
 class Supervisor:
-    """The agent of a node in a job with a ledger; ``look`` returns which slots of this host are held (rule S8)."""
+    """The agent of a node in a job with a ledger."""
 
     def __init__(
         self,
         resources: Resources,
-        runtime: Runtime,
         store: RendezvousBackend,
         applicant: Applicant,
         joined: Joined,
         stores: Stores,
-        look: Callable[[], Slots],
     ) -> None:
-        self._resources, self._runtime = resources, runtime
-        self._config, self._plugins, self._publish = resources.config, resources.plugins, resources.publish
-        self._loop, self._warden, self._group = resources.loop, resources.warden, resources.group
-        self._state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
-        self._stores, self._look, self._slots = stores, look, applicant.info.slots
-        self._ids = {applicant.info.node_id, *(node.node_id for node in applicant.former)}  # all of this agent's
+        node, loop, group = resources.node, resources.loop, resources.group
+        self.resources = resources
+        self.state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
+        self._stores = stores
         self._exit: Exit | None = None
-        self._row, self._drained = joined.row, joined.drained
-        self._workers: LocalWorkers | None = None  # the part of the row for ``elastic status``
-        self._no_place: Event | None = None
-        self._since = runtime.now()  # when the node's state last changed
-        self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
-        self._incident: Incident | None = None  # the newest failure that is known here
-        self._gate = resources.start_delay(runtime.now)
+        self._gate = StartDelay(node, loop)
         self._put_off: node_events.Stop | None = None  # while monitors are asked before it
         calls = SessionCalls(
-            post=self._loop.post,
-            publish=self._publish,
-            judge=self._plugins.judge,
-            crashed=lambda error: self._loop.post(Crashed(error)),
-            node_gone=self._plugins.node_gone,
-            reached=self._group.progress.reached,
-            sum_up=self._plugins.sum_up_answers,
+            post=loop.post,
+            publish=node.publish,
+            judge=node.plugins.judge,
+            crashed=lambda error: loop.post(Crashed(error)),
+            node_gone=node.plugins.node_gone,
+            reached=group.progress.reached,
+            sum_up=node.plugins.sum_up_answers,
         )
-        self._session = session = Session(store, joined, runtime, calls)
-        self._isolation = Isolation(applicant.info.node_id, session.look_up, runtime, resources.unreachable)
-        self._departure = Departure(
-            resources, runtime, self._session.ask_finished, state=lambda: self._state, step=self._step, say=self._say
-        )
+        self.session = Session(store, joined, node.runtime, calls)
+        self._account = Account(resources)
+        self._row = OwnRow(joined.row, applicant.info.slots, resources, self.session)
+        self._isolation = Isolation(applicant.info.node_id, self.session.look_up, node.runtime, resources.unreachable)
+        ids = {applicant.info.node_id, *(former.node_id for former in applicant.former)}
+        self._departure = Departure(self, ids, joined.drained)
 
     @property
     def closed(self) -> Closed | None:
         """The verdict on the job; None if there is none."""
-        return self._state.ledger.closed
+        return self.state.ledger.closed
 
     @property
     def signalled_at(self) -> float | None:
@@ -114,49 +102,41 @@ class Supervisor:
 
     def leaves_others(self) -> bool:
         """Return whether other members of the newest round stay in the job; False if the store is silent."""
-        current = self._state.ledger.round
-        return current is not None and self._session.any_stays({*current.group_ranks}, CLOSING)
+        current = self.state.ledger.round
+        return current is not None and self.session.any_stays({*current.group_ranks}, CLOSING)
 
     def run(self) -> Ending:
         """Run the loop until the node's part in the job ends."""
-        self._tell()
-        self._session.start()
-        if self._drained:  # before it had joined
-            self._departure.on_drain(self._drained)
-        self._report_no_place()
+        resources = self.resources
+        self._row.follow(self.state)
+        self.session.start()
+        self._departure.begin()
+        self._account.report_no_place(self.state)
         self._tick()
         self._gate.prepare(1)
         while self._exit is None:
-            for event in self._loop.take():
+            for event in resources.loop.take():
                 self._handle(event)
         if self.closed is not None and self.closed.success:
-            finish_helpers(self._resources)
+            resources.finish_helpers()
         ending = self._conclude(self._exit)
-        return replace(ending, recorded=self._group.error_record(ending.incident))
+        return replace(ending, recorded=resources.group.error_record(ending.incident))
 
     def close(self) -> None:
         """End the workers and the session, which leaves the roster. Call it once, at any time."""
-        leaving = self._state.leaving is not None or self._exit is None
-        self._warden.close(CLOSING)  # the workers first; after an orderly end there are none
+        leaving = self.state.leaving is not None or self._exit is None
+        self.resources.warden.close(CLOSING)  # the workers first; after an orderly end there are none
         if self._exit is None:  # run() raised: the others must not wait while snapshots are written
             with suppress(Exception):  # the defect that ended the agent may also break these calls
                 for event in (node_events.WorkersGone(), Leaving("the agent failed", ExitCode.WITHDRAWN)):
-                    self._state, _ = step(self._state, event)
-                self._tell()
-        returns = self._state.leaving is not None and self._state.leaving.rejoin and self._departure.received is None
-        self._session.close(ROW_REMOVAL_MAX_SECONDS if not leaving else CLOSING, returns=returns)
+                    self.state, _ = step(self.state, event)
+                self._row.follow(self.state)
+        returns = self.state.leaving is not None and self.state.leaving.rejoin and self._departure.received is None
+        self.session.close(ROW_REMOVAL_MAX_SECONDS if not leaving else CLOSING, returns=returns)
 
     def describe(self) -> str:
         """Describe what this agent does and waits for. Any thread may call this."""
-        session = self._session
-        status = replace(
-            self._resources.status(self._runtime.now(), self._since, self._incident),
-            contact_at=session.contact.at,
-            failing=(*session.contact.failing,),
-            node_views=session.watch.nodes,
-            waiting_for=session.waiting_for,
-        )
-        return describe_node(self._state, status)
+        return self._account.describe(self.state, self.session)
 
     # Events ----------------------------------------------------------------------------------------------------------
 
@@ -165,13 +145,13 @@ class Supervisor:
             case Tick():
                 self._tick()
             case AliveFor(number):
-                if self._group.alive() and number == self._state.round:
-                    self._step(node_events.Progressed(number))
+                if self.resources.group.alive() and number == self.state.round:
+                    self.step(node_events.Progressed(number))
             case DescribeWorkers(number):
                 self._describe_workers(number)
             case Overdue():
-                if self._state.work is Work.STOPPING:
-                    self._warden.kill()
+                if self.state.work is Work.STOPPING:
+                    self.resources.warden.kill()
             case Crashed(ElasticError() as error):  # a mistake of the backend, which the error names
                 raise error
             case Crashed(error):
@@ -183,21 +163,22 @@ class Supervisor:
             case StartAnswer() | StartDue():
                 self._gate.receive(event)
             case StopDue():
-                self._stop(self._put_off)
+                self._stop_now(self._put_off)
             case HostEnds():
                 self._departure.on_host_ends(event)
             case messages.StopCompleted() | messages.Fenced():
                 self._on_workers_stopped(event)
             case messages.WardenDied(reason):
-                leaving = handle_warden_death(self._resources, reason)
-                self._step(node_events.WorkersGone())
-                self._step(leaving)
+                leaving = self.resources.handle_warden_death(reason)
+                self.step(node_events.WorkersGone())
+                self.step(leaving)
                 self._exit = Exit(leaving.exit_code, leaving.why)
             case _ if isinstance(event, node_events.NodeEvent):
-                self._step(event)
+                self.step(event)
                 if isinstance(event, AnswerFound):
-                    self._stop(self._put_off)
-                    self._loop.at(self._runtime.now() + ANSWER_KEPT_SECONDS, AnswerRead(event.answer.to))
+                    if self._put_off is not None and event.answer.to == self._put_off.halt:
+                        self._stop_now(self._put_off)
+                    self._later(ANSWER_KEPT_SECONDS, AnswerRead(event.answer.to))
             case _ if isinstance(event, messages.StarterEvent):
                 self._publish(report.starter(event))
                 if isinstance(event, messages.StarterFailed):
@@ -205,100 +186,87 @@ class Supervisor:
             case messages.ServiceFailed() | messages.ServiceEnded():
                 self._on_store_gone(event)
             case _:
-                self._step(self._group.handle(event))  # type: ignore[arg-type]  # the warden's
+                self.step(self.resources.group.handle(event))  # type: ignore[arg-type]  # the warden's
                 if isinstance(event, messages.Stuck):  # rule L3: the node withdraws, the others go on
-                    self._step(Leaving(f"process {event.pid} cannot be killed", ExitCode.WITHDRAWN))
+                    self.step(Leaving(f"process {event.pid} cannot be killed", ExitCode.WITHDRAWN))
                     self._exit = Exit(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
 
     def _on_store_gone(self, event: messages.ServiceFailed | messages.ServiceEnded) -> None:
         """Make another offer. If the workers of a round use that store, end the round, which spends no restart."""
         if (offer := self._stores.handle(event)) is None:
             return
-        if offer == self._state.offer:
+        if offer == self.state.offer:
             self._do(node_events.MakeOffer())
-        if (current := self._state.ledger.round) and current.offer == offer and self._state.work is Work.RUNNING:
-            self._step(self._group.lose_store(current, event if isinstance(event, messages.ServiceEnded) else None))
+        if (current := self.state.ledger.round) and current.offer == offer and self.state.work is Work.RUNNING:
+            ended = event if isinstance(event, messages.ServiceEnded) else None
+            self.step(self.resources.group.lose_store(current, ended))
 
     def _on_workers_stopped(self, event: messages.StopCompleted | messages.Fenced) -> None:
-        if isinstance(event, messages.Fenced) and (what := report.FENCED.get(self._state.work)) is not None:
-            limit = FENCE_SHARE * self._state.ledger.settings.timing.fence_after
-            self._say("fenced", what.format(limit), Level.ERROR)
-        if self._warden.is_over(event):
-            self._step(self._group.early_exit(known_failure(self._state)))  # one that ended during the stop
-            self._step(node_events.WorkersGone(self._group.finish_round(known_failure(self._state))))
+        if isinstance(event, messages.Fenced) and (what := report.FENCED.get(self.state.work)) is not None:
+            limit = FENCE_SHARE * self.state.ledger.settings.timing.fence_after
+            self._publish(Event("fenced", what.format(limit), Level.ERROR))
+        if self.resources.warden.is_over(event):
+            self.step(self.resources.group.early_exit(known_failure(self.state)))  # one that ended during the stop
+            self.step(node_events.WorkersGone(self.resources.group.finish_round(known_failure(self.state))))
 
     def _tick(self) -> None:
         """Once per heartbeat: vouch that the loop lives (L1), renew the dead-man's switch (S4), look at slots (S8)."""
-        self._session.tick()
-        self._session.check_answers(self._config.rdzv_endpoint)
+        self.session.tick()
+        self.session.check_answers(self.resources.node.config.rdzv_endpoint)
         self._arm_fence()
-        before, self._slots = self._slots, self._look()
-        if not set(before.held) <= set(self._slots.held):  # other changes go with the next amendment
-            self._publish_row()
-        self._loop.at(self._runtime.now() + self._state.ledger.settings.timing.beat_interval, Tick())
+        self._row.look_at_slots()
+        self._later(self.state.ledger.settings.timing.beat_interval, Tick())
 
     def _describe_workers(self, number: int) -> None:
         """Have the row say how far the workers of a round are, for ``elastic status``, and look again later."""
-        current = self._state.ledger.round
-        if current is None or number != self._state.round or self._state.work is not Work.RUNNING:
+        current = self.state.ledger.round
+        if current is None or number != self.state.round or self.state.work is not Work.RUNNING:
             return
-        if (found := self._group.describe_workers(*self._session.heartbeats)) is not None:
-            self._workers = found
-            self._publish_row()
+        self._row.describe_workers()
         self._describe_later(current)
 
     def _describe_later(self, current: Round) -> None:
-        now, members = self._runtime.now(), len(current.members)
-        wait = seconds_to_workers_row(self._state.ledger.age(now), members, self._state.info.node_id)
-        self._loop.at(now + wait, DescribeWorkers(current.number))
+        age, members = self.state.ledger.age(self.resources.node.now()), len(current.members)
+        self._later(seconds_to_workers_row(age, members, self.state.info.node_id), DescribeWorkers(current.number))
 
     def _arm_fence(self) -> None:
         """Have the warden stop the workers if this agent or the store is silent for too long (rule S4).
 
         Once an embedded store is known to be gone, no other node can start a round, and the workers may finish.
         """
-        busy = self._state.work in (Work.RUNNING, Work.STOPPING) and not self._session.store_gone
-        seconds = self._isolation.fence_in(self._session.contact, self._state.ledger) if busy else None
-        self._resources.fence(seconds, self._runtime.now())
+        busy = self.state.work in (Work.RUNNING, Work.STOPPING) and not self.session.store_gone
+        seconds = self._isolation.fence_in(self.session.contact, self.state.ledger) if busy else None
+        self.resources.fence(seconds)
+
+    def _later(self, seconds: float, event: object) -> None:
+        self.resources.loop.at(self.resources.node.now() + seconds, event)
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
-    def _step(self, event: node_events.NodeEvent | None) -> None:
+    def step(self, event: node_events.NodeEvent | None) -> None:
+        """Have the node's state machine take an event, if there is one, and do what follows."""
         if event is None:
             return
-        before = self._state
-        self._state, effects = step(before, event)
-        self._remember(before)
-        failed = failed_round(before, self._state)
+        before = self.state
+        self.state, effects = step(before, event)
+        self._account.follow(before, self.state)
+        failed = failed_round(before, self.state)
         if isinstance(event, node_events.EntriesRead):
-            node, own = self._state.info.node_id, before.incident
-            for news in report.ledger_events(before.ledger, event.entries, event.now, node, own):
-                self._publish(news)
-            bodies = [entry.body for entry in event.entries]
-            self._nodes_lost += sum(isinstance(b, Halt) and b.reason is HaltReason.NODE_LOST for b in bodies)
-            if self._state.ledger.round is not before.ledger.round:
-                self._group.note_next_round()
-            for body in bodies:
-                if isinstance(body, Answers) and body.round == self._group.round.number:
-                    self._group.round.questions.take(body.name, decode(body.report))
-            self._report_no_place()
+            self._account.report(before, self.state, event)
+            if self.state.ledger.round is not before.ledger.round:
+                self.resources.group.note_next_round()
+            for body in (entry.body for entry in event.entries):
+                if isinstance(body, Answers) and body.round == self.resources.group.round.number:
+                    self.resources.group.round.questions.take(body.name, decode(body.report))
             self._check_again(before)
-            if why := find_drain(event.entries, self._ids):
-                self._departure.on_drain(why)
-        self._tell()
+            self._departure.read(event.entries)
+        self._row.follow(self.state)
         if isinstance(event, node_events.WorkersDone):
-            self._say("workers_done", f"all local workers of round {self._state.round} exited with 0")
+            self._publish(Event("workers_done", f"all local workers of round {self.state.round} exited with 0"))
         for effect in effects:
             self._do(effect)
         if failed is not None:  # last, because probes are not urgent
-            self._isolation.probe(failed, self._loop.post)
-
-    def _remember(self, before: NodeState) -> None:
-        """Keep what :meth:`describe` shows; no decision depends on it."""
-        state, halt = self._state, self._state.ledger.halt
-        if (before.work, before.round, before.ledger.is_live) != (state.work, state.round, state.ledger.is_live):
-            self._since = self._runtime.now()
-        self._incident = state.incident or (halt and halt.incident) or self._incident
+            self._isolation.probe(failed, self.resources.loop.post)
 
     def _do(self, effect: node_events.Effect) -> None:
         match effect:
@@ -309,97 +277,83 @@ class Supervisor:
             case node_events.Notify(notice):
                 self._notify(notice)
             case node_events.FindAnswer():
-                self._resources.find_answer(effect, self._runtime.thread)
+                self.resources.find_answer(effect, self.state.round, self.resources.node.runtime.thread)
             case node_events.MakeOffer():
-                newest = self._state.ledger.round
-                self._step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
+                newest = self.state.ledger.round
+                self.step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
             case Exit():
                 self._exit = effect
 
     def _start(self, current: Round, restart_count: int) -> None:
         self._arm_fence()
-        self._workers = None
+        self._row.begin_round()
         try:
             self._stores.begin(current.offer)
         except (ElasticError, OSError) as exc:
-            self._step(self._group.fail_start(current, exc))
+            self.step(self.resources.group.fail_start(current, exc))
             return
         self._gate.start(current.number, lambda: self._start_workers(current, restart_count))
 
     def _start_workers(self, current: Round, restart_count: int) -> None:
-        if current.number != self._state.round or self._state.work is not Work.RUNNING:
+        if current.number != self.state.round or self.state.work is not Work.RUNNING:
             return  # the round has ended while its workers waited
         try:
-            self._group.start(current, restart_count)
+            self.resources.group.start(current, restart_count)
             self._isolation.begin(current)
             if self._stores.dead(current.offer):
-                self._step(self._group.lose_store(current, None))
+                self.step(self.resources.group.lose_store(current, None))
         except (ElasticError, OSError) as exc:
-            self._step(self._group.fail_start(current, exc))
-        self._loop.at(self._runtime.now() + SILENT_PROGRESS_SECONDS, AliveFor(current.number))
+            self.step(self.resources.group.fail_start(current, exc))
+        self._later(SILENT_PROGRESS_SECONDS, AliveFor(current.number))
         self._describe_later(current)
 
     def _notify(self, notice: node_events.Notice | None) -> None:
         """Write the notice, *then* read the reports, and answer once."""
-        if (steps := self._group.notify(notice)) is not None and notice is not None:
-            self._step(node_events.Answered(notice, steps))
+        if (steps := self.resources.group.notify(notice)) is not None and notice is not None:
+            self.step(node_events.Answered(notice, steps))
 
-    def _stop(self, stop: node_events.Stop | None) -> None:
+    def _stop(self, stop: node_events.Stop) -> None:
         """Stop the workers; monitors are asked first, if a failed rank may have waited for one of these workers."""
-        if stop is None or self._state.work is not Work.STOPPING:
+        if stop.halt and self.resources.say_last(stop.halt, self.resources.node.runtime.thread):
+            self._put_off = stop
+            self._later(LAST_WORDS_SECONDS, StopDue())
+        else:
+            self._stop_now(stop)
+
+    def _stop_now(self, stop: node_events.Stop | None) -> None:
+        if stop is None or self.state.work is not Work.STOPPING:
             return  # the workers are gone
-        if stop.halt and self._resources.say_last(stop.halt, self._runtime.thread):
-            self._put_off = replace(stop, halt=0)
-            self._loop.at(self._runtime.now() + LAST_WORDS_SECONDS, StopDue())
-            return
-        self._put_off, number, failure = None, self._state.round, known_failure(self._state)
-        self._say("stopping", f"stopping the workers of round {number}: {stop.why}", Level.DEBUG)
-        early = stop_workers(self._resources, stop, self._departure.received, failure)
+        self._put_off, number, failure = None, self.state.round, known_failure(self.state)
+        self._publish(Event("stopping", f"stopping the workers of round {number}: {stop.why}", Level.DEBUG))
+        early = self.resources.stop_workers(stop, self._departure.received, failure)
         self._gate.prepare(number + 1)  # after the signal, since it starts a thread
-        self._step(early)
+        self.step(early)
 
     # Reports ---------------------------------------------------------------------------------------------------------
 
-    def _tell(self) -> None:
-        """Publish the node's row if it has changed."""
-        if (row := row_of(self._state)) != self._row:
-            self._row = row
-            self._publish_row()
-
-    def _publish_row(self) -> None:
-        reached = self._group.progress.reached()
-        self._session.publish_row(replace(self._row, slots=self._slots, workers=self._workers, reached=reached))
-
-    def _say(self, name: str, message: str, level: Level = Level.INFO) -> None:
-        self._publish(Event(name, message, level))
-
-    def _report_no_place(self) -> None:
-        """Report why the job does not take this node; once for each reason."""
-        why = report.no_place(self._state.ledger, self._state.info)
-        if why is not None and why != self._no_place:
-            self._publish(why)
-            self._no_place = why
+    def _publish(self, event: Event) -> None:
+        self.resources.node.publish(event)
 
     def _check_again(self, before: NodeState) -> None:
         """Leave, and enter again through the health checks, once this host has been excluded (rule L17)."""
-        if not is_newly_excluded(before, self._state, self._runtime.now()):
+        if not is_newly_excluded(before, self.state, self.resources.node.now()):
             return
-        if self._plugins.checks_again:
+        if self.resources.node.plugins.checks_again:
             why = "this host was excluded: this node leaves, and enters again through its health checks"
-            self._say("checked_again", why)
-            self._step(Leaving(why, ExitCode.WITHDRAWN, rejoin=True))
+            self._publish(Event("checked_again", why))
+            self.step(Leaving(why, ExitCode.WITHDRAWN, rejoin=True))
 
     def _conclude(self, end: Exit) -> Ending:
         if (closed := self.closed) is not None:
             # Before the first round every node was needed, although none has started a worker.
-            idle = "" if self._state.round or self._state.ledger.round is None else report.SPARE
-            counted = count_run(self._state.ledger, self._runtime.now())
-            summary = self._resources.summarize(**counted, nodes_lost=self._nodes_lost)
-            known = report.FIRST_HERE if self._plugins.rendezvous_options().handler else report.FIRST_OF_ALL
+            idle = "" if self.state.round or self.state.ledger.round is None else report.SPARE
+            summary = self._account.summarize(self.state.ledger)
+            over_handler = self.resources.node.plugins.rendezvous_options().handler
+            known = report.FIRST_HERE if over_handler else report.FIRST_OF_ALL
             return finish(self._publish, closed, summary, known=known, idle=idle)
         end = settle_exit(end, self._departure.received)
         if end.rejoin:
-            former = FormerNode(self._state.info.node_id, self._state.ledger.head.index)
+            former = FormerNode(self.state.info.node_id, self.state.ledger.head.index)
             return Ending(end.code, end.why, rejoin=True, former=former)
-        incident = self._state.incident if end.code == ExitCode.STORE_LOST else None
+        incident = self.state.incident if end.code == ExitCode.STORE_LOST else None
         return report.leave(self._publish, end.code, end.why, incident)

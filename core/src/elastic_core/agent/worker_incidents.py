@@ -1,12 +1,16 @@
-"""Makes incidents of this node's workers, out of exit codes, error files, stderr and signals that monitors sent."""
+"""Makes incidents of this node's workers, out of exit codes, error files, stderr and signals that monitors sent.
+
+Also makes the events that people read of workers.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -21,9 +25,11 @@ from elastic_core.agent.failure_cause import (
     find_cause,
     named_checkpoint,
 )
-from elastic_core.agent.worker import Worker
+from elastic_core.agent.worker import Node, Worker
+from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.assignment import Assignment
 from elastic_core.errors import ElasticError
+from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.host.addresses import says_loopback
 from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
@@ -41,7 +47,7 @@ from elastic_core.protocol.entries import Round
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import bounded
-from elastic_core.warden.messages import ServiceEnded
+from elastic_core.warden import messages
 from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER
 
 MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
@@ -92,14 +98,7 @@ def worker_incident(
 
 
 def exit_incident(
-    info: NodeInfo,
-    worker: Worker,
-    after: float,
-    exit_code: int,
-    sent: Signal | None,
-    *,
-    oom: OomCounter | None = None,
-    checkpoint_path: str | None = None,
+    node: Node, worker: Worker, after: float, exit_code: int, sent: Signal | None, *, oom: OomCounter | None = None
 ) -> tuple[Incident, str]:
     """Return the incident of a worker that ended with an exit code, and the text that says why (:class:`Cause`).
 
@@ -124,15 +123,15 @@ def exit_incident(
     if sent is not None and exit_code == -sent.signum:
         message = f"was sent {signal_name(sent.signum)} because {sent.why}"
         ended = replace(cause, message=message, exception="")
-        return worker_incident(info, worker, after, cause=ended), cause.text
+        return worker_incident(node.info, worker, after, cause=ended), cause.text
     kind = IncidentKind.WORKER_FAILED
     if worker.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS:
         port = re.compile(rf"\b{worker.assignment.master_port}\b")
         lines = [line for text in (cause.text, worker.streams.tail()) for line in text.splitlines()]
         in_use = [line for line in lines if "EADDRINUSE" in line or "already in use" in line]  # torch's, the system's
         kind = IncidentKind.PORT_TAKEN if any(map(port.search, in_use)) else kind
-    incident = worker_incident(info, worker, after, kind, cause=cause, exit_code=exit_code)
-    return replace(incident, checkpoint=named_checkpoint(cause.paths, checkpoint_path)), cause.text
+    incident = worker_incident(node.info, worker, after, kind, cause=cause, exit_code=exit_code)
+    return replace(incident, checkpoint=named_checkpoint(cause.paths, node.config.checkpoint_path)), cause.text
 
 
 def cause_of(worker: Worker, exit_code: int) -> Cause:
@@ -209,7 +208,7 @@ def describe_size(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def store_incident(info: NodeInfo, current: Round, after: float, ended: ServiceEnded | None) -> Incident:
+def store_incident(info: NodeInfo, current: Round, after: float, ended: messages.ServiceEnded | None) -> Incident:
     """Return the incident of the workers' store on this node, which has ended, or was not there."""
     how = "was not there" if ended is None else describe_exit(ended.returncode)
     return Incident(
@@ -232,3 +231,48 @@ def start_incident(info: NodeInfo, current: Round, error: ElasticError | OSError
         rank=place(current.members, info.node_id).first_rank,
         message=f"the workers could not be started: {getattr(error, 'message', error)}"[:500],
     )
+
+
+def worker_stuck(stuck: messages.Stuck) -> Event:
+    """Return the event of a process that cannot be killed."""
+    where = stuck.wchan or "an unknown place"
+    message = f"process {stuck.pid} ({stuck.name}) does not die: it waits in the kernel, in {where}"
+    return Event("worker_stuck", message, Level.ERROR, {"pid": stuck.pid, "wchan": stuck.wchan})
+
+
+def workers_signalled(sent: messages.Signalled, workers: Collection[int | None]) -> Event:
+    """Return the event of a signal that the warden has sent to processes, perhaps to some of the ``workers``."""
+    name, named = signal_name(sent.signum), itertools.zip_longest(sent.pids, sent.names)
+    pids = ", ".join(f"{pid} ({program})" if program else str(pid) for pid, program in named)
+    level = Level.DEBUG if sent.signum == signal.SIGTERM else Level.INFO
+    own = not sent.names or any(pid in workers for pid in sent.pids)
+    started = "" if own else ", which the workers had started"
+    return Event("workers_signalled", f"sent {name} to {pids}{started}", level, {"signal": name, "pids": pids})
+
+
+def worker_failed(incident: Incident) -> Event:
+    """Return the event of a worker's failure."""
+    where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
+    consequence = " (which follows from the loss of a peer)" if incident.follows_peer else ""
+    fields: dict[str, Field] = {
+        "rank": incident.rank,
+        "pid": incident.pid,
+        "exit_code": incident.exit_code,
+        "round": incident.round,
+        "exception": incident.exception,
+        "step": incident.step,
+        "message": incident.message,
+        "where": incident.where,
+        "log": incident.log,
+    }
+    return Event("worker_failed", f"{where} {incident.describe()}{consequence}", Level.WARNING, fields)
+
+
+def worker_lingers(rank: int, pid: int | None) -> Event:
+    """Return the event of a worker whose program is over and whose interpreter does not end."""
+    message = (
+        f"rank {rank} (pid {pid}) has finished its program and does not exit: its interpreter has been ending for "
+        f"{LINGERING:.0f} s, and the job waits for it. py-spy dump --native --pid {pid} shows where it hangs; "
+        "a script whose last line is os._exit(0) does not come there"
+    )
+    return Event("worker_lingers", message, Level.WARNING, {"rank": rank, "pid": pid})

@@ -40,6 +40,7 @@ TEXT_BYTES = 1024  # size of an incident's message, of its log's path, and of it
 WHERE_BYTES = 256  # size of an incident's line, exception's type and checkpoint, and of the texts of its explanation
 DETAIL_BYTES = 4096
 MAX_ASKS = 8  # most questions that the monitors of a node ask at once
+MAX_QUESTION_NAMES = 64  # most names of questions of a round; half of them, for those that commands ask
 MAX_FORMER_RUNS = 16  # whose ids an OPEN has
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
 _TEXTS = {

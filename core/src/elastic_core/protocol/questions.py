@@ -12,13 +12,16 @@ from typing import Any
 
 from elastic_core.incidents import Incident
 from elastic_core.protocol.entries import Answers, Question, Round
+from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import Append, SumUp
 from elastic_core.protocol.leader_view import LeaderView
+from elastic_core.protocol.limits import MAX_ASKS, MAX_QUESTION_NAMES
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import Ask, NodeRow, Phase
 from elastic_core.questions import NAME_MAX_CHARACTERS, VALUE_MAX_BYTES, AskedQuestion, NodeAnswer
 
 ANSWER_WAIT_SECONDS = 5.0  # how long the leader waits for the answers of members that live
+QUESTION_PAUSE_SECONDS = 0.5  # the time between two questions is at least this long
 SUMMARY_LOOK_SECONDS = 0.1  # the interval at which it looks whether the plugins have summed them up
 
 
@@ -49,19 +52,32 @@ def describe_others(view: LeaderView, old: Round, first: Incident) -> str:
     return "; ".join(dict.fromkeys(filter(None, found)))
 
 
-def _ask(view: LeaderView, current: Round) -> Append | None:
-    """Return a QUESTION if a member or a command asks; several that ask the same are served at once."""
-    if view.members_behind(current, view.ledger.head.anchors.latest):
+def _ask(view: LeaderView, current: Round) -> Append | float | None:
+    """Return a QUESTION if a member or a command asks, or when it may be asked; several that ask the same are one.
+
+    Of several names the one that was answered the longest ago comes first, so that none is kept waiting for ever.
+    """
+    ledger, number = view.ledger, current.number
+    if view.members_behind(current, ledger.head.anchors.latest):
         return None  # a member has not begun; its row will call `decide` again
-    members, number = view.node_views(current), current.number
-    nodes = [node for node in members if node.row.phase is Phase.RUNNING and node.row.round == number]
-    nodes += [node for node in view.watch.nodes.values() if node.row.is_request]
-    open_asks = [(node, ask) for node in nodes for ask in node.row.asks if _is_open(view, ask)]
+    members = [node for node in view.node_views(current) if node.row.phase is Phase.RUNNING]
+    members = [node for node in members if node.row.round == number]
+    requests = [node for node in view.watch.nodes.values() if node.row.is_request]
+    open_asks = [*_open_asks(view, members, MAX_QUESTION_NAMES), *_open_asks(view, requests, MAX_QUESTION_NAMES // 2)]
     if not open_asks:
         return None
-    name, value = open_asks[0][1].name, open_asks[0][1].value
-    by = view.describe_nodes(node.node_id for node, ask in open_asks if ask.name == name)
-    return Append(Question(round=current.number, name=name, value=value, asked_by=by), view.ledger.counters)
+    if ledger.question_index and view.now < (due := ledger.question_at + QUESTION_PAUSE_SECONDS):
+        return due
+    _, first = min(open_asks, key=lambda found: ledger.answered_at(found[1].name))
+    by = view.describe_nodes(node.node_id for node, ask in open_asks if ask.name == first.name)
+    return Append(Question(round=number, name=first.name, value=first.value, asked_by=by), ledger.counters)
+
+
+def _open_asks(view: LeaderView, nodes: Collection[NodeView], most: int) -> list[tuple[NodeView, Ask]]:
+    """Return the open questions in the rows of nodes; only such as had an answer once the round has ``most`` names."""
+    found = [(node, ask) for node in nodes for ask in node.row.asks[:MAX_ASKS] if _is_open(view, ask)]
+    is_full = len(view.ledger.reports) >= most
+    return [(node, ask) for node, ask in found if not is_full or ask.name in view.ledger.reports]
 
 
 def _is_open(view: LeaderView, ask: Ask) -> bool:

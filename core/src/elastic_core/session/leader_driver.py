@@ -194,7 +194,7 @@ class LeaderDriver:
             watch=self.watch,
             now=now,
             judgement=self._judgement,
-            summary=self.summaries.newest,
+            summary=self.summaries.newest(ledger),
             may_forget=may_forget,
         )
 

@@ -8,6 +8,7 @@ from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import TypeAlias
 
+from elastic_core.protocol.entries import Question
 from elastic_core.protocol.leader_entries import SumUp
 from elastic_core.protocol.leader_view import Summary
 from elastic_core.protocol.ledger import Ledger
@@ -30,12 +31,15 @@ class Summaries:
     def __init__(self, sum_up: SumUpAnswers = no_report, runtime: Runtime = RUNTIME) -> None:
         self._sum_up, self._runtime = sum_up, runtime
         self._index = 0
+        self._question: Question | None = None
         self._report: Future[str] | None = None
 
-    @property
-    def newest(self) -> Summary | None:
-        """The report, as far as it is made; None where none was asked for."""
-        if self._report is None:
+    def newest(self, ledger: Ledger) -> Summary | None:
+        """Return the report on the open question, as far as it is made; None where none was asked for.
+
+        Entries of two histories may have one index, so the question itself is compared, as this node has read it.
+        """
+        if self._report is None or self._question is not ledger.question:
             return None
         return Summary(self._index, self._report.result() if self._report.done() else None)
 
@@ -43,6 +47,7 @@ class Summaries:
         """Ask the plugins for the report, and wait a moment, since they mostly answer at once."""
         _, before = ledger.reports.get(wanted.question.name, (0, "null"))
         ask = partial(self._sum_up, wanted.question, wanted.answers, before)
+        self._question = ledger.question
         self._index, self._report = wanted.index, self._runtime.ask(ask, name="elastic-sum-up")
         with contextlib.suppress(FutureTimeoutError):
             self._report.result(SUM_UP_WAIT_SECONDS)

@@ -46,11 +46,12 @@ class LocalStacks:
 
     @classmethod
     def from_json(cls, value: Any) -> LocalStacks:
-        """Return the answer of another node; one without places where no monitor has answered."""
-        if value is None:
+        """Return the answer of another node; one without places where no monitor of this plugin has answered."""
+        try:
+            places = {where: tuple(ranks) for where, ranks in value["places"].items()}
+            return cls(**{**value, "places": places})
+        except (AttributeError, KeyError, TypeError):  # None, or what another plugin answers to that name
             return cls(places={})
-        places = {where: tuple(ranks) for where, ranks in value["places"].items()}
-        return cls(**{**value, "places": places})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

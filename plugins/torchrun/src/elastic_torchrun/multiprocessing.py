@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from elastic_core.agent import Output, WorkerStreams, cpus_of_workers, find_cause, make_log_dir
+from elastic_core.agent import Output, Routes, WorkerStreams, cpus_of_workers, find_cause, make_log_dir
 from elastic_core.config import MAX_RESTARTS, MONITOR_INTERVAL, parse
 from elastic_core.config.parse import Stream
 from elastic_core.errors import ElasticError, UsageError
@@ -219,13 +219,9 @@ class PContext:
             self._call = self._scratch("elastic_call_", stack)
             self._directory = self._scratch("elastic_processes_", stack) if logs.log_dir is None else logs.log_dir
             make_log_dir(self._directory)
-            self._output = Output(
-                redirects=self._redirects,
-                tee=self._tee,
-                report=lambda problem: None,
-                shown=logs.local_ranks_filter,
-                filters={stream: needles for stream, needles in filters.items() if needles},
-            )
+            copied = {stream: needles for stream, needles in filters.items() if needles}
+            routes = Routes(self._redirects, self._tee, shown=logs.local_ranks_filter, filters=copied)
+            self._output = Output(routes, report=lambda problem: None)
             stack.callback(self._output.close)
             stack.callback(self._warden.close, 2.0)  # the processes before their output
             self._resources = stack.pop_all()
