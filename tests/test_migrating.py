@@ -1,4 +1,4 @@
-"""``docs/migrating.md``: its command lines run, and its table has every flag that torchrun has."""
+"""``docs/migrating.md`` has each flag of torchrun and command lines that run; the programs of its Python page run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from torch.distributed.run import get_args_parser
 from elastic_core.cli.option import candidates
 from elastic_core.cli.settle import FLAGS
 
-PAGE = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "migrating.md").read_text()
 OURS = [line for line in PAGE.splitlines() if line.startswith("elastic run ")]
 THEIRS = ["torchrun", "python -m torchelastic.distributed.launch", "python -m bagua.distributed.run", "torchrun"]
-PROGRAMS = {step.path: step.text for step in steps(PAGE) if isinstance(step, File)}
+PROGRAMS = {step.path: step.text for step in steps((DOCS / "python_api.md").read_text()) if isinstance(step, File)}
 NAMES = {
     option.lstrip("-").replace("_", "-")
     for action in get_args_parser()._actions

@@ -5,7 +5,7 @@ torch's are ``launcher/api_test``, ``multiprocessing/{api,redirects,tail_log}_te
 
 ``scripts/callers.py`` makes the calls, of torch (``python callers.py torch FILE FOLDER``) or of ours, in one process.
 This test asks ours, and compares with what torch 2.13 answers; ``OURS`` is where ours differs, for reasons that are in
-migrating.md.
+python_api.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 They are the files below torch's ``test/distributed/elastic/rendezvous``; most of it is from
 ``dynamic_rendezvous_test.py``. ``scripts/handlers.py`` makes the calls, through torch's registry, of ours or of torch's
 own ``c10d``. This test asks ours, and compares with what torch 2.13 answers; ``OURS`` is where ours differs, as
-migrating.md says.
+python_api.md says.
 
 Parameters and the registry (``api_test.py``) are in ``test_torch_callers.py``, handlers that others install
 (``out_of_tree_rendezvous_test.py``) in ``plugins/torchrun/tests/test_foreign_registry.py``. Our ``c10d`` and ``static``

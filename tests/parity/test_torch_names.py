@@ -30,7 +30,7 @@ OTHER_ARGUMENTS = {
     "ElasticDistributedSampler": "the fourth argument of DistributedSampler; start_index is given by name",
     "PContext": "start_processes makes it",
     "Std": "a flag in torch's, and here a job, too",
-    "record": "torch's takes an error_handler; migrating.md names both",
+    "record": "torch's takes an error_handler; python_api.md names both",
 }
 """The classes and functions whose arguments by place are not torch's, with the reason."""
 LINES = """

@@ -1,4 +1,4 @@
-"""Workers that are Python functions (``docs/migrating.md``): sends a function to an interpreter, and its result back.
+"""Workers that are Python functions (``docs/python_api.md``): sends a function to an interpreter, and its result back.
 
 The launcher writes a *call* into a private directory, so nothing unpickled comes from a network. Each worker runs
 this module, and leaves the result beside the call. Functions of the main program are found by running it again, as

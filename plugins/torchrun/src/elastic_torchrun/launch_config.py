@@ -311,7 +311,7 @@ def check_entrypoint(entrypoint: Callable[..., Any] | str | None) -> Callable[..
 
 
 def without_effect(config: LaunchConfig) -> Iterator[str]:
-    """Yield a sentence for each value that has no effect; ``docs/migrating.md`` has the reasons."""
+    """Yield a sentence for each value that has no effect; ``docs/python_api.md`` has the reasons."""
     if config.start_method not in ("spawn", None):
         yield f"start_method={config.start_method!r} has no effect: no worker is forked from this process."
     if config.metrics_cfg:
