@@ -81,6 +81,8 @@ WHEN = {
     "joining": "The agent starts to look for the job.",
     "under_way": "The agent has found a running job. It joins once it has imported the modules of `--preload`.",
     "logs": "The agent has chosen the log directory.",
+    "decisions": "The agent has failed. The file has its newest decisions; `python -m simulator --replay` makes them "
+    "again.",
     "directory_removed": "The agent has removed a temporary directory of an agent that was killed together with its "
     "warden. Not published if `elastic_launch` removes the directory before it loads plugins.",
     "job_file": "Commands on this host cannot find the agent, because elastic-operate has no directory for its file.",

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from simulator import campaign
+from simulator import campaign, decisions
 from simulator.plan import Plan
 from simulator.profiles import PROFILES, draw
 
@@ -33,6 +33,9 @@ docs/internals/simulator.md lists the faults, the checks and the profiles.
 """
 
 
+REPLAY_HELP = "a plan in a file, as --keep writes it, or decisions that an agent has written"
+
+
 def main() -> int:
     """Run the command line; return 1 if a plan is violated."""
     parser = argparse.ArgumentParser(
@@ -52,10 +55,12 @@ def main() -> int:
         "--profile", choices=sorted(PROFILES), default="everything", metavar="NAME", help="with --seed [everything]"
     )
     one.add_argument("--safety", action="store_true", help="with --seed: check safety only, not that the job recovers")
-    one.add_argument("--replay", type=Path, metavar="FILE", help="a plan in a file, as --keep writes it")
+    one.add_argument("--replay", type=Path, metavar="FILE", help=REPLAY_HELP)
     one.add_argument("--shrink", action="store_true", help="reduce the plan to the faults that its violation needs")
     one.add_argument("--keep", type=Path, metavar="FILE", help="write the plan to a file")
     options = parser.parse_args()
+    if options.replay is not None and decisions.is_log(text := options.replay.read_text(encoding="utf-8")):
+        return decisions.show(text)
     plan = _chosen_plan(options)
     if plan is None:
         return _campaign(options)

@@ -187,7 +187,7 @@ def test_a_planted_head_comes_to_a_verdict(stage: Stage, tmp_path: Path, head: b
         with redis.Redis(port=found.port) as admin:
             admin.hset(Keys("elastic", "job").all[0], "head", head)
         for agent in agents:
-            agent.wait_for("the store is lost: .* job 'job' cannot be read.* another --rdzv_id")
+            agent.wait_for(r"the store is lost: .* holds .* of job 'job'\. .* another --rdzv_id")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
         assert [agent.workers() for agent in agents] == workers
         late = stage.run(*job_of_two(found, tmp_path / "done"))

@@ -7,14 +7,17 @@ import signal
 from pathlib import Path
 
 import pytest
+from simulator import decisions
 from stage import WARM, WORKERS, Stage, descendants, name_of, over
 
 HEAD = r"\[elastic\] the state of "
 
 
-def test_the_leader_and_another_node_say_what_they_do_and_go_on(stage: Stage, file_rendezvous: list[str]) -> None:
-    command = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=1", *file_rendezvous, WORKERS / "sleeper.py"]
-    agents = [stage.run(*command), stage.run(*command)]
+def test_the_leader_and_another_node_say_what_they_do_and_go_on(
+    stage: Stage, file_rendezvous: list[str], tmp_path: Path
+) -> None:
+    command = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=1", f"--log_dir={tmp_path}", *file_rendezvous]
+    agents = [stage.run(*command, WORKERS / "sleeper.py") for _ in range(2)]
     for agent in agents:
         agent.wait_for_report("started", count=2, world_size=4)
     before = [agent.workers() for agent in agents]
@@ -30,6 +33,10 @@ def test_the_leader_and_another_node_say_what_they_do_and_go_on(stage: Stage, fi
         agent.wait_for(r"^  store      last contact \d+\.\d s ago$")
         for rank, pid in agent.workers().items():
             agent.wait_for(rf"^  rank {rank}     (pid {pid}, started \d+\.\d s ago|being started, for \d+\.\d s)$")
+        path = agent.wait_for(r"^  decisions  .*/elastic_decisions_\w+\.jsonl$").split(maxsplit=1)[1]
+        count, differences = decisions.replay(Path(path).read_text(encoding="utf-8"))
+        assert count
+        assert differences == []
     [leader] = [agent for agent in agents if "decides    this node, term 1" in agent.output]
     leader.wait_for(
         r"^  member     ranks [02] to [13] on .*, (waiting|running round 1), last sign of life \d+\.\d s ago$"

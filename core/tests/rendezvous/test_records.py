@@ -64,7 +64,7 @@ ZERO = b"0" * 19
     ],
 )
 def test_a_malformed_row_is_refused_and_listed_as_unreadable(record: bytes) -> None:
-    words = f"The shelf holds {len(record)} bytes, {record[:80]!r}, in the place of a roster row."
+    words = f"The shelf holds {len(record)} bytes, {record[:80]!r}, in the place of the row of a node."
     with pytest.raises(RendezvousStateError, match=re.escape(words)) as error:
         READER.row(record)
     assert error.value.hint == "Lock it."

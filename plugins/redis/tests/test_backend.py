@@ -257,7 +257,7 @@ def test_a_server_that_stops_answering_is_given_up_on_after_read_timeout(durable
 @pytest.mark.parametrize("garbage", [b"", b"no line break", b"cos\nsystem\n(S'true'\ntR."])
 def test_an_entry_that_is_not_ours_is_not_believed(store: RedisBackend, admin: redis.Redis, garbage: bytes) -> None:
     admin.hset(LEDGER, mapping={"1": garbage.replace(b"\n", b" "), "head": 1})
-    with pytest.raises(RendezvousStateError, match="in the place of a ledger entry") as error:
+    with pytest.raises(RendezvousStateError, match="in the place of an entry of the job") as error:
         store.read(1)
     assert error.value.hint
 

@@ -57,7 +57,7 @@ def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
                 if (ending := gate()) is not None:
                     return ending
         supervisor = newcomer.supervise()
-        start.show_state(supervisor.describe)
+        start.show_state(supervisor.dump)
         ending = rescue.run(supervisor)
     if ending.rejoin and (
         late := supervisor.resources.loop.late_signals

@@ -40,6 +40,7 @@ from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.node_events import EntriesRead, Work
 from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
+from elastic_core.session.decision_log import DecisionLog, write
 from elastic_core.session.session import Session
 
 SHOWN_NODES = 64  # how many nodes of a round are listed
@@ -99,6 +100,7 @@ class Account:
         self._incident: Incident | None = None  # the newest failure that is known here
         self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
         self._no_place: Event | None = None
+        self.decisions, self.leader_decisions = DecisionLog(), DecisionLog()
 
     def follow(self, before: NodeState, state: NodeState) -> None:
         """Note what :meth:`describe` shows; no decision depends on it."""
@@ -140,6 +142,15 @@ class Account:
             incident=self._incident,
         )
         return describe_node(state, status)
+
+    def write_decisions(self, state: NodeState) -> str:
+        """Write the newest decisions for a bug report, and return the path of the file, or why there is none."""
+        node = self._resources.node
+        try:
+            logs = self.decisions, self.leader_decisions
+            return str(write(logs, state.info.node_id, None if node.temporary else node.directory))
+        except Exception as exc:  # a full disk must not end the agent, nor replace the exception that has
+            return f"not written: {exc}"
 
     def summarize(self, ledger: Ledger) -> RunSummary:
         """Return what the run came to."""

@@ -74,6 +74,7 @@ class Supervisor:
         self._exit: Exit | None = None
         self._gate = StartDelay(node, loop)
         self._put_off: node_events.Stop | None = None  # while monitors are asked before it
+        self._account = Account(resources)
         calls = SessionCalls(
             post=loop.post,
             publish=node.publish,
@@ -82,9 +83,9 @@ class Supervisor:
             node_gone=node.plugins.node_gone,
             reached=group.progress.reached,
             sum_up=node.plugins.sum_up_answers,
+            decisions=self._account.leader_decisions,
         )
         self.session = Session(store, joined, node.runtime, calls)
-        self._account = Account(resources)
         self._row = OwnRow(joined.row, applicant.info.slots, resources, self.session)
         self._isolation = Isolation(applicant.info.node_id, self.session.look_up, node.runtime, resources.unreachable)
         ids = {applicant.info.node_id, *(former.node_id for former in applicant.former)}
@@ -133,10 +134,17 @@ class Supervisor:
                 self._row.follow(self.state)
         returns = self.state.leaving is not None and self.state.leaving.rejoin and self._departure.received is None
         self.session.close(ROW_REMOVAL_MAX_SECONDS if not leaving else CLOSING, returns=returns)
+        if self._exit is None:
+            written = self._account.write_decisions(self.state)
+            self._publish(Event("decisions", f"the newest decisions of this agent: {written}"))
 
     def describe(self) -> str:
         """Describe what this agent does and waits for. Any thread may call this."""
         return self._account.describe(self.state, self.session)
+
+    def dump(self) -> str:
+        """Describe this agent, and write its newest decisions into a file, which the text names."""
+        return f"{self.describe()}  decisions  {self._account.write_decisions(self.state)}\n"
 
     # Events ----------------------------------------------------------------------------------------------------------
 
@@ -248,7 +256,7 @@ class Supervisor:
         if event is None:
             return
         before = self.state
-        self.state, effects = step(before, event)
+        self.state, effects = self._account.decisions.call(step, before, event)
         self._account.follow(before, self.state)
         failed = failed_round(before, self.state)
         if isinstance(event, node_events.EntriesRead):

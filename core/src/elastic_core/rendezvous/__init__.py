@@ -16,8 +16,8 @@ from elastic_core import names_of
 
 NAMES = {
     "digest": "hex_digest",
-    "errors": "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousStateError "
-    "RendezvousTimeoutError",
+    "errors": "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousRefusedError "
+    "RendezvousStateError RendezvousTimeoutError",
     "rendezvous.backend": "Cursor FoundJob HandlerStore HeartbeatReply Link MAX_VALUE_BYTES ORIGIN "
     "RendezvousBackend ReplaceableServer RosterRow StoreWarning TOMBSTONE WorkersStore "
     "check_size copy_traits",

@@ -65,14 +65,14 @@ class RecordReader:
 
     def entry(self, record: bytes) -> Entry:
         """Return the entry that was packed into a record."""
-        header, data = self._split(record, "a ledger entry")
+        header, data = self._split(record, "an entry of the job")
         return Entry(self.link(header), data)
 
     def row(self, record: bytes) -> Row:
         """Return the row that was packed into a record."""
-        header, value = self._split(record, "a roster row")
+        header, value = self._split(record, "the row of a node")
         if (match := _ROW.fullmatch(header)) is None:
-            raise self.error("a roster row", record)
+            raise self.error("the row of a node", record)
         return Row(unquoted(match[3]), int(match[2]), int(match[1]), value)
 
     def listed(self, node_id: str, record: bytes, heartbeat: bytes | None) -> RosterRow:

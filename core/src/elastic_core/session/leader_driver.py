@@ -20,13 +20,14 @@ from elastic_core.protocol.counters import judged_progress, past_failures
 from elastic_core.protocol.entries import Closed, Counters, Entry, Round
 from elastic_core.protocol.failure_detector import Observation, Watch, is_lost
 from elastic_core.protocol.leader import decide
-from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain, SumUp
+from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, LookAgain, SumUp
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, apply, compose
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH, list_names
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Reached
 from elastic_core.rendezvous.backend import HandlerStore, RendezvousBackend, WorkersStore
 from elastic_core.session.contact import Backoff
+from elastic_core.session.decision_log import DecisionLog
 from elastic_core.session.ledger_reader import check_head, said_by
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.summary import Summaries
@@ -54,6 +55,7 @@ class LeaderDriver:
     node_gone: NodeGone | None = None  # none where no plugin would be asked
     reached: Callable[[], Reached | None] = lambda: None  # how far this node's own workers have come
     summaries: Summaries = field(default_factory=Summaries)
+    decisions: DecisionLog = field(default_factory=DecisionLog)
     watch: Watch = field(default_factory=Watch)
     slept: float = 0.0
     """Seconds that the caller has waited since the last turn by choice: they are no gap in its contact."""
@@ -108,13 +110,13 @@ class LeaderDriver:
             return self._append_at
         if (lost := self._taken) is not None and lost.prev == ledger.head.id:
             return self._append(store, ledger, lost)
-        decision = decide(self._view(store, ledger))
+        decision = self._decide(store, ledger)
         if isinstance(decision, AskPolicies):
             self._ask(decision.incident, ledger)
-            decision = decide(self._view(store, ledger))
+            decision = self._decide(store, ledger)
         if isinstance(decision, SumUp):
             self.summaries.ask(decision, ledger)
-            decision = decide(self._view(store, ledger))
+            decision = self._decide(store, ledger)
         match decision:
             case Append(body, counters):
                 now, new_id, kept = self.runtime.now(), self.runtime.new_id(), self._kept
@@ -134,6 +136,10 @@ class LeaderDriver:
                     return self._tell_at if at is None else min(at, self._tell_at)
                 return at
         raise AssertionError(f"decide() asks again about what was just judged: {decision}")
+
+    def _decide(self, store: RendezvousBackend, ledger: Ledger) -> Decision:
+        view = self._view(store, ledger)
+        return self.decisions.call(decide, view, rows=len(view.watch.nodes), idle=LookAgain)
 
     def _append(self, store: RendezvousBackend, ledger: Ledger, entry: Entry) -> float:
         """Append it, and look again at once, since there is something new to read.

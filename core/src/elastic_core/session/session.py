@@ -34,7 +34,7 @@ class Session:
         self._connections = SessionConnections(state)
         self._known: dict[str, NodeInfo] = {}  # The nodes that were looked up last, by id. The writer's.
         summaries = Summaries(calls.sum_up, runtime)
-        facts = calls.judge, runtime, calls.publish, calls.node_gone, calls.reached, summaries
+        facts = calls.judge, runtime, calls.publish, calls.node_gone, calls.reached, summaries, calls.decisions
         self._leader = LeaderDriver(state.node_id, *facts)
         self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
         self._returns = False  # whether the agent enters again

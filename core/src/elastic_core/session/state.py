@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from elastic_core.errors import ElasticError, RendezvousStateError
@@ -17,6 +17,7 @@ from elastic_core.protocol.node_events import NodeEvent, StoreLost
 from elastic_core.protocol.roster import NodeRow, Reached
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE, RETRY_FIRST, Contact
+from elastic_core.session.decision_log import DecisionLog
 from elastic_core.session.join import Joined
 from elastic_core.session.leader_driver import Judge, NodeGone
 from elastic_core.session.runtime import Runtime
@@ -40,6 +41,7 @@ class SessionCalls:
     """Asks the plugins whether a node is gone for good, on a separate thread; None where there is none to ask."""
     reached: Callable[[], Reached | None] = lambda: None  # how far this node's workers have come
     sum_up: SumUpAnswers = no_report
+    decisions: DecisionLog = field(default_factory=DecisionLog)  # takes what this node decides as leader
 
 
 class SessionState:
