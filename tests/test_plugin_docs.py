@@ -1,7 +1,7 @@
 """The pages for authors of plugins: what they show works as it stands, and nothing that there is, is left out.
 
-``docs/authors/writing_a_plugin.md`` is followed to the letter, from its first line to its last, in an empty folder and
-an environment of its own (``tests/harness/pages.py``).
+``docs/authors`` is followed to the letter, page by page, in an empty folder and an environment of its own
+(``tests/harness/pages.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from stage import Stage
 from elastic_core.plugins.manager import HOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
-TUTORIAL = DOCS / "authors" / "writing_a_plugin.md"
+WRITING = (DOCS / "authors" / "writing_a_plugin.md").read_text(encoding="utf-8")
+TUTORIAL = WRITING + "".join(
+    (DOCS / "authors" / f"{name}.md").read_text(encoding="utf-8") for name in ("monitor", "backend", "kit")
+)
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def reader(stage: Stage, tmp_path: Path) -> Reader:
 
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_tutorial_print_what_it_shows_and_install_all_three_plugins(reader: Reader) -> None:
-    reader.follow(TUTORIAL.read_text(encoding="utf-8"))
+    reader.follow(TUTORIAL)
     listed = [
         row for row in json.loads(reader.type("elastic plugins --json")) if row["distribution"] == "elastic-board"
     ]
@@ -53,16 +56,14 @@ def test_a_page_that_shows_what_does_not_happen_is_noticed(reader: Reader) -> No
 
 
 def test_the_tutorial_leaves_nothing_but_the_environment_to_the_reader() -> None:
-    blocks = list(BLOCK.finditer(TUTORIAL.read_text(encoding="utf-8")))
+    blocks = list(BLOCK.finditer(TUTORIAL))
     untested = [block["text"] for block in blocks if not block["path"] and block["language"] != "console"]
     assert len(untested) == 1
     assert "venv" in untested[0]
 
 
 def test_the_tutorial_says_of_every_hook_where_it_runs_and_what_its_exceptions_do() -> None:
-    rows = [
-        line.split("|") for line in TUTORIAL.read_text(encoding="utf-8").splitlines() if line.startswith("| `elastic_")
-    ]
+    rows = [line.split("|") for line in WRITING.splitlines() if line.startswith("| `elastic_")]
     assert sorted(hook for row in rows for hook in re.findall(r"`(elastic_\w+)`", row[1])) == sorted(HOOKS)
     assert {len(row) for row in rows} == {6}
 
