@@ -1,7 +1,7 @@
 """The pages for authors of plugins: what they show works as it stands, and nothing that there is, is left out.
 
-``docs/authors`` is followed to the letter, page by page, in an empty folder and an environment of its own
-(``tests/harness/pages.py``).
+The pages of ``TUTORIAL`` in ``docs/authors/`` are followed to the letter, in this order and each from its first line to
+its last, in one empty folder and an environment of its own (``tests/harness/pages.py``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from stage import Stage
 from elastic_core.plugins.manager import HOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
-WRITING = (DOCS / "authors" / "writing_a_plugin.md").read_text(encoding="utf-8")
-TUTORIAL = WRITING + "".join(
-    (DOCS / "authors" / f"{name}.md").read_text(encoding="utf-8") for name in ("monitor", "backend", "kit")
-)
+TUTORIAL = [DOCS / "authors" / f"{name}.md" for name in ("writing_a_plugin", "backend", "conformance_kit")]
 
 
 @pytest.fixture
@@ -31,7 +28,8 @@ def reader(stage: Stage, tmp_path: Path) -> Reader:
 
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_tutorial_print_what_it_shows_and_install_all_three_plugins(reader: Reader) -> None:
-    reader.follow(TUTORIAL)
+    for page in TUTORIAL:
+        reader.follow(page.read_text(encoding="utf-8"))
     listed = [
         row for row in json.loads(reader.type("elastic plugins --json")) if row["distribution"] == "elastic-board"
     ]
@@ -56,14 +54,15 @@ def test_a_page_that_shows_what_does_not_happen_is_noticed(reader: Reader) -> No
 
 
 def test_the_tutorial_leaves_nothing_but_the_environment_to_the_reader() -> None:
-    blocks = list(BLOCK.finditer(TUTORIAL))
+    blocks = [block for page in TUTORIAL for block in BLOCK.finditer(page.read_text(encoding="utf-8"))]
     untested = [block["text"] for block in blocks if not block["path"] and block["language"] != "console"]
     assert len(untested) == 1
     assert "venv" in untested[0]
 
 
 def test_the_tutorial_says_of_every_hook_where_it_runs_and_what_its_exceptions_do() -> None:
-    rows = [line.split("|") for line in WRITING.splitlines() if line.startswith("| `elastic_")]
+    lines = TUTORIAL[0].read_text(encoding="utf-8").splitlines()
+    rows = [line.split("|") for line in lines if line.startswith("| `elastic_")]
     assert sorted(hook for row in rows for hook in re.findall(r"`(elastic_\w+)`", row[1])) == sorted(HOOKS)
     assert {len(row) for row in rows} == {6}
 

@@ -132,11 +132,6 @@ class Worker:
         )
 
 
-def round_directory(assignment: Assignment) -> Path:
-    """Return the folder of an assignment's round on this node."""
-    return Path(assignment.error_file).parent.parent
-
-
 def error_file(directory: Path, number: int, rank: int) -> Path:
     """Return the error file of a rank in round ``number``."""
     return directory / f"round_{number}" / f"rank_{rank}" / "error.json"

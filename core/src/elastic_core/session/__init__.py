@@ -15,7 +15,7 @@ General layout, from what a node does first to what it does last:
 * ``ledger_reader`` reads entries and rows, ``repair`` puts back entries that a store has lost, ``row_check`` finds out
   whether the leader can read the node's row.
 * ``leave`` gives the leadership away and takes the row out. ``verdict_event`` is the event of a verdict on a failure.
-  ``summary`` has plugins sum up the answers to a question.
+  ``summary`` has plugins sum up the answers to a question. ``decision_log`` keeps decisions for a bug report.
 * From outside of the job, ``drain_request`` asks for a drain, and ``job_view`` reads what its store says of it.
 """
 
