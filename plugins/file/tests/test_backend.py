@@ -235,8 +235,8 @@ def _folder(path: Path) -> None:
             [str(MAX_VALUE_BYTES + 6)],
             id="too large a value",
         ),
-        pytest.param(lambda path: path.write_bytes(b"no line"), ["in the place of a"], id="no record"),
-        pytest.param(lambda path: path.write_bytes(b"\xff\nvalue"), ["in the place of a"], id="a name that is no text"),
+        pytest.param(lambda path: path.write_bytes(b"no line"), ["in the place of"], id="no record"),
+        pytest.param(lambda path: path.write_bytes(b"\xff\nvalue"), ["in the place of"], id="a name that is no text"),
     ],
 )
 @pytest.mark.parametrize("what", ["ledger/00000001", "values/00000001-node.0"])
