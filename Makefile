@@ -30,7 +30,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo_ready
-DISTRIBUTIONS := core $(addprefix plugins/,c10d doctor etcd file hangs health kubernetes metrics notices operate policies progress redis slurm testing torch torchrun warmstart) $(addprefix examples/,plugin checkpointing)
+DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) $(addprefix examples/,plugin checkpointing)
 # The demo, over each of its backends, needs these, torch, and the data of scikit-learn.
 DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch warmstart)
 # The folders that mypy reads.

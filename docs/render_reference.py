@@ -46,8 +46,7 @@ message of each event from level INFO upwards. Made by `python docs/render_refer
 that script. Programs can rely on names and fields, which are stable; messages change. Fields that end with `_s` hold
 durations in seconds. Every event except those about plugins has a field `node`, the name of the publishing node.
 With `--event_log_handler=console`, the agent writes each event to stderr as a line of JSON.
-[elastic-metrics](../../plugins/metrics/README.md) counts events and writes them to files. Each file begins with an
-entry `run_starts`, which names run and node.
+[elastic-metrics](../../plugins/metrics/README.md) counts events and writes them to files.
 """
 KNOWN_FAILURES_PREFACE = """\
 # Known failures
@@ -67,17 +66,10 @@ USES = {
     Use.SERVICE: "Set for a service that starts as a fresh interpreter",
 }
 
-SOURCES = [
-    DOCS.parent / "core" / "src" / "elastic_core",
-    DOCS.parent / "plugins" / "hangs" / "src" / "elastic_hangs",
-    DOCS.parent / "plugins" / "notices" / "src" / "elastic_notices",
-    DOCS.parent / "plugins" / "health" / "src" / "elastic_health",
-    DOCS.parent / "plugins" / "operate" / "src" / "elastic_operate",
-    DOCS.parent / "plugins" / "progress" / "src" / "elastic_progress",
-    DOCS.parent / "plugins" / "torch" / "src" / "elastic_torch",
-    DOCS.parent / "plugins" / "torchrun" / "src" / "elastic_torchrun",
-]
+ROOT = DOCS.parent
+SOURCES = [ROOT / "core" / "src" / "elastic_core", *sorted(ROOT.glob("plugins/*/src/*/"))]
 WHEN = {
+    "run_starts": "The first entry of each file of elastic-metrics, which names run and node.",
     "joining": "The agent starts to look for the job.",
     "under_way": "The agent has found a running job. It joins once it has imported the modules of `--preload`.",
     "logs": "The agent has chosen the log directory.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -243,8 +244,6 @@ PLUGINS = {brings["folder"] for brings in distributions().values()}
 EXAMPLES = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("examples/*/pyproject.toml")}
 EXAMPLES -= {"examples/monitor"}  # its flag would be in the help and the pages of all: tests/test_watch_loss.py has it
 PROJECTS = {folder: toml(ROOT / folder / "pyproject.toml") for folder in PLUGINS}
-SETTINGS = toml(ROOT / "pyproject.toml")["tool"]
-HARNESSES = folders("plugins/*/tests/harness")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
@@ -259,25 +258,30 @@ def test_every_folder_of_a_distribution_is_known() -> None:
     assert folders("plugins/*") == PLUGINS
 
 
-def test_make_installs_every_distribution() -> None:
-    [installed] = re.findall(r"^DISTRIBUTIONS := (.*)$", MAKEFILE, re.MULTILINE)
-    added = re.findall(r"\$\(addprefix (\w+/),([\w ]+)\)", installed)
-    assert {folder + name for folder, names in added for name in names.split()} == PLUGINS | EXAMPLES
+MADE = runpy.run_path(str(ROOT / "docs" / "render_distributions.py"))["files"]()
+
+
+@pytest.mark.parametrize("path", MADE, ids=lambda path: path.name)
+def test_a_list_of_the_distributions_is_that_of_their_table(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == MADE[path], "run: python docs/render_distributions.py"
+
+
+def test_make_and_tox_install_every_distribution(tox: ConfigParser) -> None:
+    command = ["make", "--print-data-base", "--question", "help"]
+    known = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    [installed] = re.findall(r"^DISTRIBUTIONS := (.*)$", known, re.MULTILINE)
+    assert set(installed.split()) == {"core"} | PLUGINS | EXAMPLES
+    assert installed_by(tox["distributions"]["deps"]) == {"core"} | PLUGINS | EXAMPLES
+    for environment in ("e2e", "type"):
+        assert "{[distributions]deps}" in tox[f"testenv:{environment}"]["deps"]
 
 
 def test_tox_tests_every_plugin_alone(tox: ConfigParser) -> None:
     environments = re.split(r",\s*(?![^{]*})", tox["tox"]["env_list"])
-    for plugin in PLUGINS:
-        name = Path(plugin).name
-        assert name in environments
-        settings = tox[f"testenv:{name}"]
-        assert plugin in installed_by(settings["deps"])
-        assert settings["commands"].startswith(f"pytest {plugin}/tests")
-
-
-@pytest.mark.parametrize("environment", ["e2e", "type"])
-def test_tox_has_every_distribution_where_all_are_wanted(tox: ConfigParser, environment: str) -> None:
-    assert installed_by(tox[f"testenv:{environment}"]["deps"]) == {"core"} | PLUGINS | EXAMPLES
+    assert {Path(plugin).name for plugin in PLUGINS} <= {*environments}
+    assert not [name for name in tox if name.startswith("testenv:") and f"plugins/{name[8:]}" in PLUGINS]
+    assert "./plugins/{env_name}\n" in tox["testenv"]["deps"]
+    assert tox["testenv"]["commands"].startswith("pytest plugins/{env_name}/tests ")
 
 
 def installed_by(deps: str) -> set[str]:
@@ -290,18 +294,8 @@ def test_tox_and_make_check_the_types_of_one_list(tox: ConfigParser) -> None:
     assert tox["testenv:type"]["commands"] == f"mypy {typed} {{posargs}}"
 
 
-def test_mypy_and_pytest_find_every_plugin_and_what_its_tests_share() -> None:
+def test_every_plugin_has_its_sources_in_src() -> None:
     assert folders("plugins/*/src") == {f"{plugin}/src" for plugin in PLUGINS}
-    for listed, wanted in (
-        (SETTINGS["mypy"]["mypy_path"], folders("plugins/*/src") | HARNESSES),
-        (SETTINGS["pytest"]["ini_options"]["pythonpath"], HARNESSES),
-    ):
-        assert {path for path in listed if path.startswith("plugins/")} == wanted
-
-
-def test_the_extra_all_of_core_is_every_distribution_that_is_meant_for_it() -> None:
-    extra = toml(ROOT / "core" / "pyproject.toml")["project"]["optional-dependencies"]["all"]
-    assert extra == [f"{name}~=0.1.0" for name, brings in distributions().items() if brings.get("all", True)]
 
 
 def test_core_knows_every_distribution_and_what_it_brings() -> None:
@@ -331,12 +325,6 @@ def test_core_knows_every_distribution_and_what_it_brings() -> None:
     }
     assert known == found
     assert [*known] == sorted(known)
-
-
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/README.md"])
-def test_a_page_with_all_distributions_has_every_one(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert [brings["folder"] for brings in distributions().values() if f"{brings['folder']}/" not in text] == []
 
 
 def test_modules_are_short_but_for_those_with_a_reason() -> None:
