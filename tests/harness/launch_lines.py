@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 TORCHRUN, RUN, LAUNCH = "torchrun", "python -m torch.distributed.run", "python -m torch.distributed.launch"
@@ -60,9 +61,10 @@ GENERAL = {
 
 
 def table() -> str:
-    """Return the page's table: a row for each line."""
-    rows = ["| seen in | line | nodes | what workers see |", "|---|---|---|---|"]
-    for line in LINES:
-        told = "; ".join(f"`{name}`: {why}" for name, why in line.differs.items()) or "same"
-        rows.append(f"| {line.seen} | `{line.command}` | {line.nodes} | {told} |")
+    """Return the page's table: a row for each project."""
+    rows = ["| project | lines | what workers see |", "|---|---|---|"]
+    for project, lines in groupby(sorted(LINES, key=lambda line: line.seen.lower()), lambda line: line.seen.split()[0]):
+        found = list(lines)
+        told = [f"`{line.command}`: `{name}`: {why}" for line in found for name, why in line.differs.items()]
+        rows.append(f"| {project} | {len(found)} | {'; '.join(told) or 'same'} |")
     return "\n".join(rows) + "\n"
