@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
-from elastic_core.errors import UsageError
+from elastic_core.errors import ElasticError, UsageError
 from elastic_core.worker import should_checkpoint, somebody_leaves
 from elastic_torch.data import loaders
 from elastic_torch.data.batch_sampler import ElasticBatchSampler
@@ -185,7 +185,7 @@ class TrainState:
         has no length.)
 
         At the end of the last epoch the step is saved on disk, and everything there is written before the loop is
-        left. It is not kept in memory: code after the loop belongs to it, too.
+        left. It is kept in memory only if that fails: code after the loop belongs to it, too.
 
         Raises:
             CheckpointError: The last step of all could not be saved on disk.
@@ -207,7 +207,12 @@ class TrainState:
             self.batch = 0
             self._resumed = self._epoch_is_over = self._loader_has_ended = False
         self._own.gather()
-        self._checkpoints.last(self.step, self._to_save, ends=True)
+        try:
+            self._checkpoints.last(self.step, self._to_save, ends=True)
+        except ElasticError:
+            if self._unkept and self.step % self._snapshot_every == 0:
+                self._memory.keep(self._stamp(), self._whole)
+            raise
 
     def batches(self, loader: Iterable[_T], *, accumulate: int = 1) -> Iterator[_T]:
         """Yield the batches that are left of the epoch; each step is committed when the batch after it is asked for.
