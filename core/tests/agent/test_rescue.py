@@ -62,6 +62,7 @@ class Loop:
         self, end: Callable[[], Ending], *, others: bool = False, closing: Callable[[], None] = lambda: None
     ) -> None:
         self._end, self._closing, self._others = end, closing, others
+        self.wrote_decisions = False
 
     def run(self) -> Ending:
         return self._end()
@@ -71,6 +72,9 @@ class Loop:
 
     def leaves_others(self) -> bool:
         return self._others
+
+    def publish_decisions(self) -> None:
+        self.wrote_decisions = True
 
 
 def raises(error: BaseException) -> Callable[[], Ending]:
@@ -127,6 +131,21 @@ def test_plugins_get_what_workers_have_left(node: Node) -> None:
     assert node.end(Loop(lambda: Ending(1, "it failed"))) == []
     assert len(seen) == 2
     assert ({*seen[0].held}, seen[0].node) == ({"train/0/0", "train/rescue", "other"}, "host:1")
+
+
+@pytest.mark.parametrize(
+    ("end", "written"),
+    [
+        (lambda: Ending(1, "it failed"), False),
+        (raises(RuntimeError("a defect")), True),
+        (raises(KeyboardInterrupt()), False),
+    ],
+    ids=["ends", "fails", "is interrupted"],
+)
+def test_decisions_are_written_only_after_a_defect(node: Node, end: Callable[[], Ending], written: bool) -> None:
+    loop = Loop(end)
+    node.end(loop)
+    assert loop.wrote_decisions is written
 
 
 def test_without_a_plugin_it_is_lost_and_that_is_published(node: Node) -> None:

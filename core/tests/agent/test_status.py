@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from views import halted, incident, info, live, offer, seen, settings, start, then
 
-from elastic_core.agent.status import SHOWN_NODES, Status, describe_node
+from elastic_core.agent.status import SHOWN_NODES, Account, Status, describe_node
 from elastic_core.agent.worker import Worker
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
@@ -40,6 +42,18 @@ def worker(rank: int, **facts: Any) -> Worker:
 def lines(text: str, label: str) -> list[str]:
     """Return the lines under a label."""
     return [line[13:] for line in text.splitlines() if line[2:12].rstrip() == label]
+
+
+def test_a_disk_that_does_not_answer_holds_up_no_dump(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers = Event()
+    monkeypatch.setattr("elastic_core.agent.status.write", lambda *_: answers.wait())
+    monkeypatch.setattr("elastic_core.agent.status.WRITE_MAX_SECONDS", 0.05)
+    node: Any = SimpleNamespace(now=lambda: 0.0, temporary=False, directory=tmp_path)
+    account = Account(SimpleNamespace(node=node))  # type: ignore[arg-type] # its node alone
+    try:
+        assert account.write_decisions(state(live("ab"))) == "not written: no answer within 0.05 s"
+    finally:
+        answers.set()
 
 
 def test_all_of_it_is_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, ResourceError
+from elastic_core.events import Event
 from elastic_core.host.identity import boot_id
 from elastic_core.host.ports import HeldPort
 from elastic_core.monitors import LeftMemory
@@ -129,8 +131,19 @@ class Rescuer:
         self.found.update({name: os.pread(fd, 100, 0) for name, fd in left.held.items()})
 
 
-def test_an_agent_that_fails_has_plugins_rescue_what_is_only_in_memory(job: Job, tmp_path: Path) -> None:
-    mark, rescuer = tmp_path / "mark", Rescuer()
+class Listener:
+    """An observer that keeps all events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    @hookimpl
+    def elastic_observe(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def test_an_agent_that_fails_has_plugins_rescue_memory_and_writes_its_decisions(job: Job, tmp_path: Path) -> None:
+    mark, rescuer, listener = tmp_path / "mark", Rescuer(), Listener()
 
     class Defective(LocalBackend):
         def connect(self) -> Defective:
@@ -143,11 +156,17 @@ def test_an_agent_that_fails_has_plugins_rescue_what_is_only_in_memory(job: Job,
 
     command = (str(Path(__file__).with_name("keeper.py")), str(mark))
     program = Program(ProgramKind.EXECUTABLE, sys.executable, command)
+    config = replace(CONFIG, program=program, log_dir=tmp_path / "logs")
     with pytest.raises(RuntimeError, match="a thread of the session failed"):
-        job.run(replace(CONFIG, program=program), Defective, rescuer=rescuer)
+        job.run(config, Defective, rescuer=rescuer, listener=listener)
     assert rescuer.found == {"train/0/0": b"step 7"}
     [row] = LocalBackend(job.store).roster()
     assert (said_by(row).phase, said_by(row).leaving) == (Phase.STOPPED, True), "nobody waits for it meanwhile"
+    [message] = [event.message for event in listener.events if event.name == "decisions"]
+    [path] = (tmp_path / "logs").glob(f"*/elastic_decisions_{row.node_id}_*.jsonl")
+    assert message == f"the newest decisions of this agent: {path}"
+    calls = [json.loads(line)["function"] for line in path.read_text().splitlines()[1:]]
+    assert {*calls} == {"step", "decide"}
 
 
 def test_a_late_answer_to_a_question_does_not_end_the_wait_for_the_last_words_of_monitors(

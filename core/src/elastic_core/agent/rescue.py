@@ -81,8 +81,9 @@ class EndingAgentMemory(LeftMemory):
 def run(agent: Supervisor) -> Ending:
     """Run an agent to its end, close it, and rescue its memory if no other node continues from that.
 
-    This is done also if the agent raises an :class:`Exception`, since all other nodes may fail in the same way. Other
-    exceptions, such as KeyboardInterrupt, stop this node only. The caller closes its resources afterwards.
+    This is done also if the agent raises an :class:`Exception`, since all other nodes may fail in the same way. Its
+    newest decisions are written then, too. Other exceptions, such as KeyboardInterrupt, stop this node only. The caller
+    closes its resources afterwards.
     """
     ending, failed, resources = None, False, agent.resources
     try:
@@ -99,6 +100,8 @@ def run(agent: Supervisor) -> Ending:
                 _rescue(resources, agent.signalled_at)
         except Exception as error:  # must not replace the agent's own ending or exception
             _publish_lost(resources, f"writing it failed with {error!r}")
+        if failed:
+            agent.publish_decisions()
 
 
 def is_needed(

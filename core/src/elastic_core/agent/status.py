@@ -19,11 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from elastic_core.agent.console import write_all
 from elastic_core.agent.report import ledger_events, no_place
 from elastic_core.agent.resources import Resources
-from elastic_core.agent.run_summary import RunSummary
+from elastic_core.agent.run_summary import WRITE_MAX_SECONDS, RunSummary
 from elastic_core.agent.worker import Worker
 from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.errors import without_passwords
@@ -42,6 +43,7 @@ from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.decision_log import DecisionLog, write
 from elastic_core.session.session import Session
+from elastic_core.threads import bounded
 
 SHOWN_NODES = 64  # how many nodes of a round are listed
 SIGNAL = signal.SIGQUIT
@@ -144,11 +146,14 @@ class Account:
         return describe_node(state, status)
 
     def write_decisions(self, state: NodeState) -> str:
-        """Write the newest decisions for a bug report, and return the path of the file, or why there is none."""
-        node = self._resources.node
+        """Write the newest decisions for a bug report, and return the path of the file, or why there is none.
+
+        A disk that does not answer, as that of a dead server, is not waited for longer than WRITE_MAX_SECONDS.
+        """
+        node, logs = self._resources.node, (self.decisions, self.leader_decisions)
+        directory = None if node.temporary else node.directory
         try:
-            logs = self.decisions, self.leader_decisions
-            return str(write(logs, state.info.node_id, None if node.temporary else node.directory))
+            return str(bounded(partial(write, logs, state.info.node_id, directory), WRITE_MAX_SECONDS))
         except Exception as exc:  # a full disk must not end the agent, nor replace the exception that has
             return f"not written: {exc}"
 

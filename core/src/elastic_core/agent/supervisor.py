@@ -134,9 +134,11 @@ class Supervisor:
                 self._row.follow(self.state)
         returns = self.state.leaving is not None and self.state.leaving.rejoin and self._departure.received is None
         self.session.close(ROW_REMOVAL_MAX_SECONDS if not leaving else CLOSING, returns=returns)
-        if self._exit is None:
-            written = self._account.write_decisions(self.state)
-            self._publish(Event("decisions", f"the newest decisions of this agent: {written}"))
+
+    def publish_decisions(self) -> None:
+        """Write this agent's newest decisions into a file, and publish where it is."""
+        written = self._account.write_decisions(self.state)
+        self._publish(Event("decisions", f"the newest decisions of this agent: {written}"))
 
     def describe(self) -> str:
         """Describe what this agent does and waits for. Any thread may call this."""
