@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from views import info
+from views import entry, info, seen, start
 
 from elastic_core.incidents import Action, Verdict
+from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
+from elastic_core.protocol.codec import encode_entry, encode_row
+from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.roster import NodeRow
-from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.protocol.roster import NodeRow, Phase
+from elastic_core.rendezvous.backend import ORIGIN, RendezvousBackend
 from elastic_core.session.connections import SessionConnections
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Joined
@@ -28,3 +31,15 @@ def state_of(name: str, ledger: Ledger, store: RendezvousBackend, runtime: Runti
 def heartbeat_of(state: SessionState) -> Heartbeat:
     """Return the session's heartbeat, over a connection that it has made."""
     return Heartbeat(state, SessionConnections(state))
+
+
+def job(*, closed: bool = False) -> LocalBackend:
+    """A run with two nodes, on host-a and host-b."""
+    store, ledger = LocalBackend(MemoryStore()), start()
+    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
+    if closed:
+        end = entry(ledger, Closed(success=True, why="done", exit_code=0), at=1.0)
+        store.append(ledger.head.link, end.link, encode_entry(end))
+    for name in "ab":
+        store.enter(name, encode_row(seen(name, Phase.RUNNING, node=info(name)).row))
+    return store

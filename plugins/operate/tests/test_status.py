@@ -9,7 +9,7 @@ import pytest
 
 from elastic_core.events import describe_duration
 from elastic_core.incidents import Failure
-from elastic_core.session.job_view import JobStatus, NodeStatus, SavedStatus, WorkerStatus
+from elastic_operate.job_view import JobStatus, NodeStatus, SavedStatus, WorkerStatus
 from elastic_operate.status import describe
 
 RUNNING = JobStatus(

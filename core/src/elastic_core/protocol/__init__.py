@@ -23,16 +23,18 @@ from elastic_core import names_of
 NAMES = {
     "protocol.admission": "describe_differences",
     "protocol.codec": "decode_entry decode_row encode_entry encode_row",
-    "protocol.counters": "as_record",
+    "protocol.counters": "as_record past_failures",
     "protocol.entries": "Answers Body Closed Entry Exclusion Halt HaltReason Leader Member Offer Open Round",
+    "protocol.failure_detector": "Observation PROOF_HEARTBEATS",
     "protocol.leader_view": "SUSPICION_SECONDS",
     "protocol.ledger": "Ledger advance compose",
-    "protocol.limits": "HOSTS_BYTES MAX_FAILURES clip fit_names list_names",
+    "protocol.limits": "HOSTS_BYTES MAX_DRAINED_NODES MAX_FAILURES clip fit_names list_names",
     "protocol.node": "NodeState row_of step",
     "protocol.node_events": "Effect Exit Leaving MakeOffer NodeEvent Offered Progressed Start Stop Work "
     "WorkerFailed WorkersDone WorkersGone",
     "protocol.questions": "decode",
-    "protocol.roster": "Ask NodeInfo NodeRow Phase Slots",
+    "protocol.ranks": "place",
+    "protocol.roster": "Ask NodeInfo NodeRow Phase SavedStep Slots",
     "protocol.schema": "reader writer",
     "protocol.settings": "Agreement Command PROTOCOL Settings Versions",
 }

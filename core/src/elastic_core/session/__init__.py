@@ -16,7 +16,7 @@ General layout, from what a node does first to what it does last:
   whether the leader can read the node's row.
 * ``leave`` gives the leadership away and takes the row out. ``verdict_event`` is the event of a verdict on a failure.
   ``summary`` has plugins sum up the answers to a question. ``decision_log`` keeps decisions for a bug report.
-* From outside of the job, ``drain_request`` asks for a drain, and ``job_view`` reads what its store says of it.
+* ``job_request`` enters a request from outside of the job.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from elastic_core import names_of
 
 NAMES = {
     "session.connections": "silence_told",
-    "session.contact": "FENCE_SHARE FIRST_CONNECTION_SECONDS connect_at_first persist silent_store store_awaited",
-    "session.drain_request": "ask release requested running_job",
-    "session.job_view": "JobStatus NodeStatus SavedStatus WorkerStatus look",
+    "session.contact": "FENCE_SHARE FIRST_CONNECTION_SECONDS connect_at_first is_gone persist silent_store "
+    "store_awaited",
+    "session.job_request": "requested require_agent running_job",
     "session.leave": "readable",
     "session.ledger_reader": "load news peek",
     "session.runtime": "RUNTIME Runtime",

@@ -3,7 +3,9 @@
 General layout:
 
 * ``status``: ``elastic status``: nodes, ranks and restarts of a job. ``host_list``: the jobs of this host, a line each.
+  ``job_view``: what a job's store shows of it.
 * ``host_requests``: ``elastic drain`` and ``elastic release``: requests about a host to the agents of a job.
+  ``drain_request``: what these enter in the store, and how they wait.
 * ``logs``: ``elastic logs``: the workers' output that was kept.
 * ``plugin``: in an agent, keeps the file by which commands on this host find its job. ``job_file``: that file, and
   where it is. ``course``: what the plugin notes for commands. ``command_server``: the socket beside the file, over

@@ -20,10 +20,10 @@ from elastic_core.errors import (
 )
 from elastic_core.protocol import Phase
 from elastic_core.rendezvous import Cursor, RendezvousBackend, RosterRow
-from elastic_core.session import JobStatus, WorkerStatus
 from elastic_core.warden import state_of
 from elastic_operate import job_file
 from elastic_operate.job_file import BYTES, JobFile
+from elastic_operate.job_view import JobStatus, WorkerStatus
 
 HELLO_SECONDS = 5.0  # for the agent's first line
 ANSWER_SECONDS = 30.0  # for any other answer: the agent may have to wait for the store

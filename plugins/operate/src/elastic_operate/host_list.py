@@ -13,9 +13,9 @@ from elastic_core.config import describe_limit
 from elastic_core.errors import ElasticError
 from elastic_core.events import describe_duration
 from elastic_core.host import printable
-from elastic_core.session import JobStatus, look
 from elastic_core.threads import asked
 from elastic_operate.host_jobs import HostJob, with_own_workers
+from elastic_operate.job_view import JobStatus, look
 
 ANSWER_MAX_SECONDS = 10.0  # for all jobs together
 _COLUMNS = ("JOB", "STATE", "BACKEND", "NODES", "RANKS", "STEP", "RESTARTS", "UP", "PID")

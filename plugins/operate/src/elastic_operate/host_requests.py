@@ -21,18 +21,18 @@ def _command(name: str, callback: Callable[..., int], text: str, epilog: str) ->
 
 def _drain(*, host: str, **given: Any) -> int:
     """Ask the agents of ``host`` to leave as on SIGTERM, wait until they have answered, and return the exit code."""
-    from elastic_core.session import ask as ask_for_drain  # not for --help
+    from elastic_operate.drain_request import ask  # not for --help
 
-    count = _request(ask_for_drain, host, given)
+    count = _request(ask, host, given)
     click.echo(f"{count} agent{'s' if count > 1 else ''} on {host} leave{'' if count > 1 else 's'}.")
     return 0
 
 
 def _release(*, host: str, **given: Any) -> int:
     """Confirm that ``host`` is gone (rule S4), wait until the job has accepted it, and return the exit code."""
-    from elastic_core.session import release as ask_for_release
+    from elastic_operate.drain_request import release
 
-    count = _request(ask_for_release, host, given)
+    count = _request(release, host, given)
     click.echo(f"The job goes on without the {count} agent{'s' if count > 1 else ''} that {host} had.")
     return 0
 

@@ -21,8 +21,8 @@ from elastic_core.host import GREEN, RED, YELLOW, Paint, all_printable, painter,
 
 if TYPE_CHECKING:
     from elastic_core.incidents import Failure
-    from elastic_core.session import JobStatus, NodeStatus, SavedStatus, WorkerStatus
     from elastic_operate.host_jobs import HostJob
+    from elastic_operate.job_view import JobStatus, NodeStatus, SavedStatus, WorkerStatus
 
 NAMED = "Name it as its nodes do: JOB or --rdzv_id, with their --rdzv_backend and --rdzv_endpoint."
 WATCH_INTERVAL_SECONDS = 2.0
@@ -55,8 +55,8 @@ def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
 def _status_of(given: dict[str, Any], *, watch: bool, as_json: bool) -> int:
     """Print what one job does. If only its agent's own state is known, print that."""
     from elastic_core.config import LOCAL
-    from elastic_core.session import look
     from elastic_operate.host_jobs import EndedAgentError, agent_state, find_job, with_own_workers
+    from elastic_operate.job_view import look
 
     paint, named = painter(sys.stdout), is_store_named(given)
     found = None if named else find_job(given["rdzv_id"])

@@ -8,28 +8,15 @@ from dataclasses import replace
 from typing import NoReturn
 
 import pytest
-from views import entry, info, seen, start
+from session_parts import job
+from views import info, seen
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousTimeoutError, StoreLostError, UsageError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
-from elastic_core.protocol.entries import Closed
-from elastic_core.protocol.roster import Phase
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, RosterRow
-from elastic_core.session import drain_request
-from elastic_core.session.drain_request import ask, release
-
-
-def job(*, closed: bool = False) -> LocalBackend:
-    """A run with two nodes, on host-a and host-b."""
-    store, ledger = LocalBackend(MemoryStore()), start()
-    store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
-    if closed:
-        end = entry(ledger, Closed(success=True, why="done", exit_code=0), at=1.0)
-        store.append(ledger.head.link, end.link, encode_entry(end))
-    for name in "ab":
-        store.enter(name, encode_row(seen(name, Phase.RUNNING, node=info(name)).row))
-    return store
+from elastic_core.protocol.codec import decode_row, encode_row
+from elastic_core.rendezvous.backend import Cursor, RosterRow
+from elastic_operate import drain_request
+from elastic_operate.drain_request import ask, release
 
 
 def test_it_ends_when_all_agents_of_the_host_have_said_that_they_leave() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_drain_request import job
+from session_parts import job
 from views import halted, incident, live, seen, settings, start, then, with_counters
 
 from elastic_core.errors import RendezvousRefusedError
@@ -15,7 +15,7 @@ from elastic_core.protocol.entries import Closed, HaltReason, HostLosses, SpentR
 from elastic_core.protocol.failure_detector import Observation
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import LocalWorkers, Phase, SavedStep
-from elastic_core.session.job_view import JobStatus, SavedStatus, WorkerStatus, describe, look
+from elastic_operate.job_view import JobStatus, SavedStatus, WorkerStatus, describe, look
 
 NOW = 1000.0
 

@@ -10,16 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from elastic_core.incidents import Failure
-from elastic_core.protocol.counters import past_failures
-from elastic_core.protocol.entries import Round
-from elastic_core.protocol.failure_detector import Observation
-from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.ranks import place
-from elastic_core.protocol.roster import NodeRow, Phase, SavedStep
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.drain_request import require_agent
-from elastic_core.session.leave import readable
-from elastic_core.session.ledger_reader import load
+from elastic_core.protocol import Ledger, NodeRow, Observation, Phase, Round, SavedStep, past_failures, place
+from elastic_core.rendezvous import RendezvousBackend
+from elastic_core.session import load, readable, require_agent
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,62 @@
+"""A request from outside of a job: a row in its roster that is no node's, for as long as the request lasts.
+
+Each function raises RendezvousConnectionError where the store cannot be reached, and RendezvousStateError where the
+store holds something invalid.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from elastic_core.errors import RendezvousRefusedError, UsageError
+from elastic_core.host.identity import host_name
+from elastic_core.host.versions import installed_versions
+from elastic_core.protocol.codec import encode_row
+from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.settings import Versions
+from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.session.ledger_reader import load
+
+
+def running_job(store: RendezvousBackend, job: str) -> Ledger:
+    """Return the ledger of the job.
+
+    Raises:
+        RendezvousRefusedError: No agent hosts its store.
+        UsageError: There is no such job, or it is over.
+    """
+    require_agent(store, job)
+    ledger = load(store, time.monotonic())
+    if ledger is None or ledger.closed is not None:
+        raise UsageError(f"There is no job {job!r} that goes on here.", hint="See --rdzv_id, as the agents have it.")
+    return ledger
+
+
+def require_agent(store: RendezvousBackend, job: str) -> None:
+    """Refuse an embedded store that this process has begun to host, because no agent of the job hosts it.
+
+    Raises:
+        RendezvousRefusedError: It is such a store.
+    """
+    if store.embedded and store.hosting:
+        raise RendezvousRefusedError(f"No agent of job {job!r} is there to host its store.")
+
+
+@contextmanager
+def requested(store: RendezvousBackend, what: str, **asked: Any) -> Iterator[str]:
+    """Enter a request's row for as long as the block runs; yield its id."""
+    request = f"{what}-{uuid.uuid4().hex[:12]}"
+    versions = Versions(**installed_versions())
+    info = NodeInfo(
+        node_id=request, host=host_name(), host_id=request, slot=0, local_world_size=0, role=what, versions=versions
+    )
+    store.enter(request, encode_row(NodeRow(info=info, **asked)))
+    try:
+        yield request
+    finally:
+        store.remove(request)
