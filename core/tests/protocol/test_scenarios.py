@@ -646,9 +646,8 @@ class World:
                     self.say(node.name, f"loses contact; entry {entry.index}, a {entry.kind}, is on its way")
                     return True
                 return self.append(entry)
-            case LookAgain(at, waiting, _, put_off):
-                self.look_at = at
-                whom = waiting.partition(", for up to")[0]
+            case LookAgain(at, waiting, awaited, _, put_off):
+                self.look_at, whom = at, awaited or waiting
                 if waiting and leads.waits != (ledger.head.index, whom):
                     self.say("leader", f"waits for {waiting}")
                 leads.waits = ledger.head.index, whom

@@ -88,7 +88,7 @@ def _decide_forming(view: LeaderView) -> Decision:
         return LookAgain(ready)
     if view.now >= deadline:  # L6: the wait for the minimum is limited
         return leader_entries.close_for_too_few_nodes(view, came, since=ledger.opened_at)
-    return LookAgain(view.next_look_at(deadline, nodes=came), leader_entries.describe_wait(view, came, deadline))
+    return LookAgain(view.next_look_at(deadline, nodes=came), *leader_entries.describe_wait(view, came, deadline))
 
 
 # Live: a ROUND without a HALT ----------------------------------------------------------------------------------------
@@ -302,14 +302,14 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     if len(nodes) >= view.agreement.min_nodes:
         nodes = nodes[: view.agreement.largest_size(len(nodes))]  # L15
         if (until := _delayed_until(view, old, halt, members)) is not None and view.now < until:
-            return LookAgain(view.next_look_at(until, nodes=nodes), _describe_delay(view, halt, until))
+            return LookAgain(view.next_look_at(until, nodes=nodes), *_describe_delay(view, halt, until))
         why = _why_restarted(view, old, halt) if out is None else describe_unreachable(view, old, out)
         return leader_entries.append_round(view, nodes, why=why, unreachable=out)
     deadline = ledger.halt_at + view.timing.join_timeout
     if view.now >= deadline:
         return leader_entries.close_for_too_few_nodes(view, nodes, since=ledger.halt_at)
-    waiting = "" if members.leaving and not nodes else leader_entries.describe_wait(view, nodes, deadline)
-    return LookAgain(view.next_look_at(deadline, nodes=nodes), waiting)
+    waiting = () if members.leaving and not nodes else leader_entries.describe_wait(view, nodes, deadline)
+    return LookAgain(view.next_look_at(deadline, nodes=nodes), *waiting)
 
 
 def _why_restarted(view: LeaderView, old: Round, halt: Halt) -> str:
@@ -374,10 +374,10 @@ def _delayed_until(view: LeaderView, old: Round, halt: Halt, members: _HaltedMem
     return view.ledger.halted_at + verdict.delay
 
 
-def _describe_delay(view: LeaderView, halt: Halt, until: float) -> str:
+def _describe_delay(view: LeaderView, halt: Halt, until: float) -> tuple[str, str]:
     verdict = view.verdict(halt.round)
     why = "" if verdict is None else f" ({verdict.reason})"
-    return f"the delay after the failure to pass{why}, for up to {until - view.now:.0f} s"
+    return leader_entries.with_limit(f"the delay after the failure to pass{why}", until - view.now)
 
 
 def _is_round_over(view: LeaderView, old: Round) -> bool:
@@ -403,14 +403,12 @@ def _wait_for_fence(view: LeaderView, old: Round, members: _HaltedMembers, fence
     at, silent = view.next_look_at(fence, nodes=view.node_views(old)), [*members.lost, *members.suspected]
     if not silent:
         return LookAgain(at, f"{view.describe_nodes(members.leaving)} to stop its workers")
-    who = (
-        f"{view.describe_nodes(silent)}, which may still be training, to answer, or to stop by itself, "
-        f"for up to {fence - view.now:.0f} s (--rdzv_conf fence_after={view.timing.fence_after:g})"
-    )
+    who = f"{view.describe_nodes(silent)}, which may still be training, to answer, or to stop by itself"
+    more = f" (--rdzv_conf fence_after={view.timing.fence_after:g})"
     # An operator can vouch only for a host that has a row.
     if hosts := sorted({node.row.info.host for i in silent if (node := view.get(i)) is not None}):
-        who += f", or until you say that it is gone for good: elastic release {hosts[0]}"
-    return LookAgain(at, who, tuple(silent))
+        more += f", or until you say that it is gone for good: elastic release {hosts[0]}"
+    return LookAgain(at, *leader_entries.with_limit(who, fence - view.now, more), tuple(silent))
 
 
 def _record_over(view: LeaderView, old: Round, decision: Decision) -> Decision:

@@ -47,6 +47,7 @@ class LookAgain:
 
     at: float | None
     waiting: str = ""  # what the job waits for, as a text for users, if it cannot go on without
+    awaited: str = ""  # the same without the time that is left, which changes at every look; '' where it has none
     silent: tuple[str, ...] = ()
     """Nodes that may still train, for whose fence the job waits: a plugin or an operator may vouch that they are
     gone."""
@@ -207,14 +208,19 @@ def close_for_too_few_nodes(view: LeaderView, came: list[NodeView], since: float
     )
 
 
-def describe_wait(view: LeaderView, here: list[NodeView], deadline: float) -> str:
-    """Describe for how many nodes the job waits, and until when (rule L6)."""
+def describe_wait(view: LeaderView, here: list[NodeView], deadline: float) -> tuple[str, str]:
+    """Return for how many nodes the job waits, and until when (rule L6); and the same without the time."""
     missing = _describe_missing(view, here)
     who = f" to replace {missing}" if missing else ""
     more = view.agreement.min_nodes - len(here)
     if closed := _describe_loopback(view):
         who += f" ({closed})"
-    return f"{more} more node(s){who}, for up to {deadline - view.now:.0f} s"
+    return with_limit(f"{more} more node(s){who}", deadline - view.now)
+
+
+def with_limit(awaited: str, seconds: float, more: str = "") -> tuple[str, str]:
+    """Return what the job waits for with the seconds that it waits at most, and without."""
+    return f"{awaited}, for up to {seconds:.0f} s{more}", awaited
 
 
 def _describe_loopback(view: LeaderView) -> str:

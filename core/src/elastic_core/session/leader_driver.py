@@ -124,8 +124,8 @@ class LeaderDriver:
                     ledger, body, entry_id=new_id, author=self.node_id, now=now, counters=counters, kept=kept
                 )
                 return self._append(store, ledger, entry)
-            case LookAgain(at, waiting, silent, put_off):
-                self._tell(waiting)
+            case LookAgain(at, waiting, awaited, silent, put_off):
+                self._tell(waiting, awaited or waiting)
                 self._tell_put_off(put_off, ledger)
                 self._ask_who_is_gone(silent)
                 if self._thinking is not None:  # nothing else can be decided before the verdict, which has a time limit
@@ -160,7 +160,8 @@ class LeaderDriver:
             self._taken = entry
         else:
             check_head(store, ledger, self.runtime.codec)  # another node was faster, and the reader finds its entry
-            self._tell((store.waiting if isinstance(store, HandlerStore) else "") or self.waiting_for)
+            waiting = (store.waiting if isinstance(store, HandlerStore) else "") or self.waiting_for
+            self._tell(waiting, waiting)
         if ledger.head.id != self._built_on:
             self._built_on, self._append_at = ledger.head.id, -math.inf
             self._backoff.worked()
@@ -319,14 +320,14 @@ class LeaderDriver:
             answer, self._asking = self._asking.result(), None
             self.watch = failure_detector.vouch(self.watch, answer)
 
-    def _tell(self, waiting: str) -> None:
+    def _tell(self, waiting: str, awaited: str) -> None:
         """Tell people once what the job waits for, after it has waited for a moment."""
-        key, now = waiting.split(", for up to")[0], self.runtime.now()  # the time left changes at every look
-        if key != self.waiting_for:
-            self.waiting_for, self._tell_at = key, now + ANNOUNCE_WAIT_SECONDS
-        elif key and self._tell_at is not None and now >= self._tell_at:
+        now = self.runtime.now()
+        if awaited != self.waiting_for:
+            self.waiting_for, self._tell_at = awaited, now + ANNOUNCE_WAIT_SECONDS
+        elif awaited and self._tell_at is not None and now >= self._tell_at:
             self._tell_at = None
-            self.publish(Event("waiting", f"waiting for {waiting}", fields={"for": key}))
+            self.publish(Event("waiting", f"waiting for {waiting}", fields={"for": awaited}))
 
     def _tell_put_off(self, why: str, ledger: Ledger) -> None:
         """Tell people once in a round that it is not resized yet, and why."""
