@@ -71,7 +71,7 @@ OTHER_NAMES = {
     "elastic_torch_save": "elastic_core",
 }
 """Names that the layout of a package quotes and that are no modules of it, in lower case and without a dot."""
-MOST_LINES = 410  # of a module: "about 400" in CONTRIBUTING.md
+MOST_LINES = 410  # of a module, as in CONTRIBUTING.md
 LONG = {
     "elastic_core/warden/process.py": (436, "an event loop and all its effects"),
     "elastic_core/agent/workers.py": (550, "the workers of one round share their state; what is pure is elsewhere"),

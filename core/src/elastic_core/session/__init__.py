@@ -4,7 +4,7 @@ General layout, from what a node does first to what it does last:
 
 * ``runtime`` is what all of it runs on: clock, threads, codec. A simulator passes its own.
 * ``join`` finds or opens the run and enters the roster; ``arrival`` says which run a node belongs to, and
-  ``ledger_watch`` follows that run while the starter imports. ``liveness`` finds out which nodes of a run are
+  ``ledger_watch`` follows that run while the starter imports. ``living_hosts`` finds out which nodes of a run are
   alive.
 * ``session`` makes the threads of a node that takes part. They do not know each other, and meet in ``state``:
   ``reader`` waits for the ledger to grow and posts what is new, and while this node leads, waits for the roster too

@@ -21,7 +21,8 @@ HANG_WINDOW: Flag[float | None] = Flag(
 )
 HANG_TIMEOUT: Flag[float | None] = Flag(
     name="hang_timeout",
-    text="In place of --hang_window: a job that hangs also ends its round, which spends a restart.",
+    text="In place of --hang_window: in a job that hangs, the rank that the others wait for is also killed, which ends "
+    "the round and spends a restart.",
     section="Failure",
     parse=positive_seconds,
     metavar="SECONDS",
