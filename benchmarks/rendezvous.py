@@ -164,7 +164,7 @@ def section(book: Book, peers: Sequence[str], runs: int, load: Sequence[float], 
             rows(book, peers, lambda samples: cell([sample.seconds for sample in samples])),
         ),
         table(
-            ["the same, from the order to come", *names],
+            ["the same, from the start of all", *names],
             rows(book, peers, lambda samples: cell([sample.ordered for sample in samples]), [FORM]),
         ),
         table(["a node asks of its store", *names], rows(book, peers, cost)),

@@ -1,6 +1,6 @@
 """Writes to a console that may be slow, stuck or gone: through a bounded buffer and a thread, or directly.
 
-Pseudo-terminals have a program show on a terminal what it would show there without an agent.
+A worker may get a pseudo-terminal, so that its program prints as it does on a terminal without an agent.
 """
 
 from __future__ import annotations
