@@ -25,11 +25,13 @@ import sys
 import types
 
 from simulator import campaign, plant
-from simulator.__main__ import main
 from simulator.defects import DEFECTS
 
 name = sys.argv.pop(1)
 plant.plant(next(defect for defect in DEFECTS if defect.name == name))
+
+from simulator.__main__ import main  # imports core
+
 here = types.SimpleNamespace(map=map)  # other processes would not have the defect
 campaign.pool = lambda jobs: contextlib.nullcontext(here)
 sys.exit(main())
