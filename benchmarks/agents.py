@@ -23,6 +23,7 @@ from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
 from elastic_core.protocol.entries import Closed, Offer, Open, Round
 from elastic_core.protocol.ledger import compose, open_ledger
+from elastic_core.protocol.members import place
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
     Effect,
@@ -38,7 +39,6 @@ from elastic_core.protocol.node_events import (
     WorkerFailed,
     WorkersGone,
 )
-from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Slots
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend

@@ -16,8 +16,9 @@ from elastic_core.agent.worker import Worker
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
 from elastic_core.progress import Progress
-from elastic_core.protocol.entries import Closed, HaltReason, Member, Plan, Round, StopAt
+from elastic_core.protocol.entries import Closed, HaltReason, Plan, Round, StopAt
 from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.members import Member
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.node_events import Leave, Work
 from elastic_core.protocol.roster import Phase

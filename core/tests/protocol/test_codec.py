@@ -24,13 +24,13 @@ from elastic_core.protocol.entries import (
     HaltReason,
     HostLosses,
     Leader,
-    Member,
     Open,
     Plan,
     Round,
     SpentRestart,
     StopAt,
 )
+from elastic_core.protocol.members import Member
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.protocol.schema import SKIPPABLE, reader, writer
 from elastic_core.protocol.settings import PROTOCOL
@@ -159,13 +159,15 @@ class Planted:
             rf"protocol version \[9, 9, 9, 9, 9, 9, 9; this node speaks {PROTOCOL} ",
         ),
         ("no version", changed(v="DROP"), "protocol version None"),
-        ("an unknown kind", changed(kind="HALLO"), "of no known kind"),
+        ("an unknown kind", changed(body={"kind": "HALLO"}), "of no known kind"),
         ("an unknown field", changed(colour="red"), "unknown field 'colour'"),
         ("a missing field", changed(term="DROP"), "lacks the field 'term'"),
         ("a string for a number", changed(term="1"), "entry.term is '1'"),
         ("a bool for a number", changed(term=True), "entry.term is True"),
         ("infinity", changed(elapsed=1e999), "entry.elapsed is inf"),
-        ("a body of another kind", changed(kind="HALT"), "entry.body"),
+        ("a body without a kind", changed(body={"why": "x"}), "entry.body is of no known kind"),
+        ("a body that is none", changed(body=[]), "entry.body is of no known kind"),
+        ("a body of another kind", changed(body={"kind": "HALT", "why": "x"}), "entry.body lacks the field"),
         *(
             ("counters that are none", changed(counters=counters), path)
             for counters, path in (
@@ -180,7 +182,7 @@ class Planted:
         *(
             (
                 "members that are none",
-                changed(kind="ROUND", body={"number": 1, "members": packed}),
+                changed(body={"kind": "ROUND", "number": 1, "members": packed}),
                 "body.members are not",
             )
             for packed in (

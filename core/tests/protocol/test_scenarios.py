@@ -60,6 +60,7 @@ from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain, SumUp
 from elastic_core.protocol.leader_view import Judgement, LeaderView, Summary
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, compose, open_ledger, restore_ledger, stands_on
+from elastic_core.protocol.members import place
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
     Answered,
@@ -90,7 +91,6 @@ from elastic_core.protocol.node_events import (
     WorkersDone,
     WorkersGone,
 )
-from elastic_core.protocol.ranks import place
 from elastic_core.protocol.repair import (
     Adopt,
     Diverged,

@@ -34,12 +34,12 @@ from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
 from elastic_core.progress import Progress
 from elastic_core.protocol.counters import past_failures
-from elastic_core.protocol.entries import Halt, HaltReason, Member
+from elastic_core.protocol.entries import Halt, HaltReason
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.members import Member, place
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.node_events import EntriesRead, Work
-from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.decision_log import DecisionLog, write
 from elastic_core.session.session import Session

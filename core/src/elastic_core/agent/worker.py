@@ -21,7 +21,7 @@ from elastic_core.monitors import RunningRound, WorkerView
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Round
-from elastic_core.protocol.ranks import place
+from elastic_core.protocol.members import place
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo, SavedStep
 from elastic_core.session.runtime import RUNTIME, Runtime
 

@@ -44,7 +44,7 @@ from elastic_core.incidents import (
 )
 from elastic_core.monitors import Signal
 from elastic_core.protocol.entries import Round
-from elastic_core.protocol.ranks import place
+from elastic_core.protocol.members import place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import bounded
 from elastic_core.warden import messages

@@ -11,7 +11,7 @@ from elastic_core.protocol.limits import HOSTS_BYTES as HOSTS_BYTES, MAX_DRAINED
 from elastic_core.protocol.node import NodeState as NodeState, row_of as row_of, step as step
 from elastic_core.protocol.node_events import Effect as Effect, Exit as Exit, Leaving as Leaving, MakeOffer as MakeOffer, NodeEvent as NodeEvent, Offered as Offered, Progressed as Progressed, Start as Start, Stop as Stop, Work as Work, WorkerFailed as WorkerFailed, WorkersDone as WorkersDone, WorkersGone as WorkersGone
 from elastic_core.protocol.questions import decode as decode
-from elastic_core.protocol.ranks import place as place
+from elastic_core.protocol.members import place as place
 from elastic_core.protocol.roster import Ask as Ask, NodeInfo as NodeInfo, NodeRow as NodeRow, Phase as Phase, SavedStep as SavedStep, Slots as Slots
 from elastic_core.protocol.schema import reader as reader, writer as writer
 from elastic_core.protocol.settings import Agreement as Agreement, Command as Command, PROTOCOL as PROTOCOL, Settings as Settings, Versions as Versions

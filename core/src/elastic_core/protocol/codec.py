@@ -6,19 +6,16 @@ path.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import functools
 import json
-import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 from elastic_core.errors import ElasticError, RendezvousStateError
-from elastic_core.protocol.entries import KINDS, Entry, Member, Resume, Round
+from elastic_core.protocol.entries import Entry, Round
 from elastic_core.protocol.roster import NodeRow
-from elastic_core.protocol.schema import Reader, SchemaError, reader, writer
+from elastic_core.protocol.schema import Conversion, SchemaError, reader, writer
 from elastic_core.protocol.settings import OLDEST_PROTOCOL, PROTOCOL
 from elastic_core.rendezvous import seal
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, SEAL_BYTES
@@ -37,11 +34,10 @@ def encode_entry(entry: Entry, most: int = _MOST) -> bytes:
     Raises:
         OversizedError: It would be larger than a store must take.
     """
-    name, write = entry.kind, _entry_conversion(entry.kind, writer, _pack_members)
-    what = f"entry {entry.index}, a {name}"
+    what = f"entry {entry.index}, a {entry.kind}"
     if isinstance(entry.body, Round) and entry.body.members:
         what += f" of {len(entry.body.members)} nodes,"
-    return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **write(entry), "kind": name}, what, most)
+    return _dump({"speaks": [OLDEST_PROTOCOL, PROTOCOL], **writer(Entry)(entry)}, what, most)
 
 
 def decode_entry(data: bytes) -> Entry:
@@ -50,20 +46,7 @@ def decode_entry(data: bytes) -> Entry:
     Raises:
         RendezvousStateError: It is too large, not JSON, of another protocol version, or not of the schema.
     """
-    plain = _load(data, "An entry in the store")
-    name = plain.pop("kind", None)
-    if not isinstance(name, str) or name not in KINDS:
-        raise RendezvousStateError("An entry in the store is of no known kind.", hint=_FOREIGN)
-    read = _entry_conversion(name, reader, _unpack_members)
-    return cast(Entry, _read(read, plain, "entry"))
-
-
-@functools.cache
-def _entry_conversion(name: str, make: Callable[..., Reader], members: Reader) -> Reader:
-    """Return the reader or writer of entries of a kind, as ``make`` makes them; ``members`` is that of a ROUND's."""
-    sealed = make(Round, members=members)
-    bodies = {"ROUND": sealed, "RESUME": make(Resume, round=sealed)}
-    return make(Entry, body=bodies.get(name) or make(KINDS[name]))
+    return cast(Entry, _read(reader(Entry), _load(data, "An entry in the store"), "entry"))
 
 
 def encode_row(row: NodeRow, most: int = _MOST) -> bytes:
@@ -164,66 +147,7 @@ def _versions(oldest: int, newest: int) -> str:
     return str(newest) if oldest == newest else f"{oldest} to {newest}"
 
 
-_MEMBER = functools.partial(tuple.__new__, Member)  # makes a Member in half the time of ``Member(...)``
-_ID_DIGITS = 12  # hex digits of an agent's id
-_KIND_LETTERS = string.ascii_letters + string.digits + "-_"
-
-
-def _pack_members(members: tuple[Member, ...]) -> list[Any]:
-    """Return ``[ids, kinds, which]``: the ids, the kinds of nodes (local world size and role), and each node's kind.
-
-    Ids of 12 hex digits, as agents have them, take 8 characters each in one text. ``which`` has one letter for each
-    node. It is a list of numbers if there are more kinds than letters, and '' if there is only one kind.
-    """
-    ids = [member.node_id for member in members]
-    kinds = {kind: number for number, kind in enumerate(dict.fromkeys((m.local_world_size, m.role) for m in members))}
-    numbers = [kinds[m.local_world_size, m.role] for m in members] if len(kinds) > 1 else []
-    lettered = len(kinds) <= len(_KIND_LETTERS)
-    which = "".join(_KIND_LETTERS[number] for number in numbers) if lettered else numbers
-    return [_pack_ids(ids), [list(kind) for kind in kinds], which]
-
-
-def _pack_ids(ids: list[str]) -> str | list[str]:
-    """Return ids of 12 hex digits as base64 of their bytes, any others as they are."""
-    with contextlib.suppress(ValueError):
-        text = "".join(ids)
-        raw = bytes.fromhex(text)
-        if raw.hex() == text and all(len(node_id) == _ID_DIGITS for node_id in ids):
-            return base64.b64encode(raw).decode()
-    return ids
-
-
-def _unpack_members(packed: object) -> tuple[Member, ...]:
-    """Return the members, checked column by column because there may be thousands; raise SchemaError for bad ones."""
-    match packed:
-        case [str() | list() as packed_ids, list() as kinds, str() | list() as which] if all(map(_is_kind, kinds)):
-            with contextlib.suppress(ValueError, LookupError):
-                ids = _unpack_ids(packed_ids)
-                numbers = [_KIND_LETTERS.index(letter) for letter in which] if isinstance(which, str) else which
-                numbers = numbers or [0] * len(ids)
-                typed = {*map(type, ids)} <= {str} and {*map(type, numbers)} <= {int}
-                if typed and len(numbers) == len(ids) and min(numbers, default=0) >= 0:
-                    return tuple(_MEMBER((node_id, *kinds[k])) for node_id, k in zip(ids, numbers, strict=True))
-    raise SchemaError("", "are not of the schema")
-
-
-def _is_kind(value: object) -> bool:
-    """Whether a value is ``[local world size, role]``."""
-    match value:
-        case [int() as size, str()]:
-            return type(size) is int
-    return False
-
-
-def _unpack_ids(packed: str | list[str]) -> list[str]:
-    """Reverse :func:`_pack_ids`; raise ValueError if the text is not base64."""
-    if not isinstance(packed, str):
-        return packed
-    text = base64.b64decode(packed, validate=True).hex()
-    return [text[at : at + _ID_DIGITS] for at in range(0, len(text), _ID_DIGITS)]
-
-
-def _read(reading: Reader, plain: object, where: str) -> Any:
+def _read(reading: Conversion, plain: object, where: str) -> Any:
     try:
         return reading(plain)
     except SchemaError as exc:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
-from itertools import accumulate
-from typing import Annotated, NamedTuple, TypeAlias, cast
+from typing import Annotated, TypeAlias, cast
 
 from elastic_core.incidents import Failure, Incident
-from elastic_core.protocol.schema import ROW, SKIPPABLE
+from elastic_core.protocol.members import COLUMNS, Member, Members
+from elastic_core.protocol.schema import ROW, SKIPPABLE, kind_name
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Link
 
@@ -81,42 +80,6 @@ class Anchors:
     kept: int = 0  # all entries before this one are tombstones, except those that are named above
 
 
-class Member(NamedTuple):
-    """One node in a round, at its place in rank order."""
-
-    node_id: str
-    local_world_size: int
-    role: str
-
-
-class Members(tuple[Member, ...]):
-    """The nodes of a round in rank order, with their ranks.
-
-    Ranks are computed once and shared by all rounds with the same members, so the cost of a restart does not grow with
-    the job.
-    """
-
-    @cached_property
-    def group_ranks(self) -> dict[str, int]:
-        """The rank of each node among the nodes, by node id, in order."""
-        return {member.node_id: rank for rank, member in enumerate(self)}
-
-    @cached_property
-    def first_ranks(self) -> list[int]:
-        """The rank of each node's local rank 0, and last the world size."""
-        return list(accumulate((member.local_world_size for member in self), initial=0))
-
-    @cached_property
-    def role_ranks(self) -> tuple[list[int], dict[str, int]]:
-        """The first rank of each node among the workers of its role, and the number of workers of each role."""
-        sizes: dict[str, int] = {}
-        firsts = []
-        for member in self:
-            firsts.append(first := sizes.get(member.role, 0))
-            sizes[member.role] = first + member.local_world_size
-        return firsts, sizes
-
-
 @dataclass(frozen=True, slots=True)
 class Offer:
     """An address on one node for the workers' store of one round."""
@@ -150,7 +113,7 @@ class Round:
 
     number: int
     offer: Offer
-    members: tuple[Member, ...] = ()
+    members: Annotated[tuple[Member, ...], COLUMNS] = ()
     same_as: int = 0  # the number of the round that has the same members in the same order; 0 if ``members`` lists them
     charged: bool = False
     """Whether this round spent a restart. It is given back if a member that is dropped later never saw this round."""
@@ -309,21 +272,6 @@ class Resume:
 
 
 Body: TypeAlias = "Open | Leader | Round | Halt | Plan | StopAt | Over | Drain | Question | Answers | Closed | Resume"
-KINDS: Mapping[str, type] = {
-    "OPEN": Open,
-    "LEADER": Leader,
-    "ROUND": Round,
-    "HALT": Halt,
-    "PLAN": Plan,
-    "STOP_AT": StopAt,
-    "OVER": Over,
-    "DRAIN": Drain,
-    "QUESTION": Question,
-    "ANSWERS": Answers,
-    "CLOSED": Closed,
-    "RESUME": Resume,
-}
-KIND_NAMES: Mapping[type, str] = {body: name for name, body in KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,4 +307,4 @@ class Entry:
     @property
     def kind(self) -> str:
         """The name of the kind of its body, e.g. ``STOP_AT``."""
-        return KIND_NAMES[type(self.body)]
+        return kind_name(type(self.body))

@@ -1,6 +1,6 @@
 """Conversion of dataclasses to plain JSON values and back, by the annotations of their fields.
 
-Readers and writers are built once for each class and cached: a leader reads thousands of rows.
+The form of each annotation is made once and cached: a leader reads thousands of rows.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import dataclasses
 import enum
 import functools
 import math
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 SKIPPABLE: Mapping[str, bool] = types.MappingProxyType({"skippable": True})
 """Metadata of a field with a default that was added within a protocol version. Its name is written with a mark. A
@@ -21,8 +22,14 @@ MARK = "?"  # the mark, behind the name of such a field
 ROW = "row"
 """The dataclass X of ``Annotated[X, ROW]`` is written as a list of its values: for values that every entry carries."""
 
-Reader: TypeAlias = "Callable[[Any], Any]"
-Writer: TypeAlias = "Callable[[Any], Any]"
+Conversion: TypeAlias = "Callable[[Any], Any]"
+
+
+class Form(NamedTuple):
+    """The form of values in JSON; that of ``Annotated[X, Form(…)]`` is used in place of the one that X would have."""
+
+    read: Conversion  # raises SchemaError
+    write: Conversion | None = None  # None if JSON takes the values as they are
 
 
 class SchemaError(ValueError):
@@ -42,196 +49,167 @@ class SchemaError(ValueError):
         return SchemaError(step + self.path, self.what)
 
 
-# Writing -------------------------------------------------------------------------------------------------------------
+def writer(kind: type) -> Conversion:
+    """Return a function that writes a dataclass as a plain object, without fields that have their default."""
+    return typing.cast(Conversion, _form(kind).write)
 
 
-def writer(kind: type, **fields: Writer) -> Writer:
-    """Return a function that writes a dataclass as a plain object, without fields that have their default.
-
-    ``fields`` are writers of fields whose annotation does not say enough.
-    """
-    return _object_writer(kind, tuple(fields.items()))
+def reader(kind: type) -> Conversion:
+    """Return a function that builds a dataclass from a plain object with exactly its fields, or raises SchemaError."""
+    return _form(kind).read
 
 
-@functools.cache
-def _object_writer(kind: Any, fixed: tuple[tuple[str, Writer], ...]) -> Writer:
-    hints, own = typing.get_type_hints(kind, include_extras=True), dict(fixed)
-    fields = [(_key(f), f.name, f.default, own.get(f.name) or _writer(hints[f.name])) for f in dataclasses.fields(kind)]
-
-    def write(value: Any) -> dict[str, Any]:
-        found = {}
-        for key, name, default, writing in fields:
-            part = getattr(value, name)
-            if default is dataclasses.MISSING or part != default:
-                found[key] = part if writing is None else writing(part)
-        return found
-
-    return write
+def kind_name(kind: type) -> str:
+    """Return the name of a dataclass that is one of several in a union, e.g. ``STOP_AT`` for StopAt."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
 
 
 @functools.cache
-def _writer(hint: Any) -> Writer | None:
-    """Return a writer of values of the annotation ``hint``; None if JSON takes them as they are."""
+def _form(hint: Any) -> Form:
+    """Return the form of values of the annotation ``hint``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _row(args[0]) if args[1] == ROW else args[1]
     if origin in (typing.Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
-        return _perhaps(_writer(inner[0])) if len(inner) == 1 else None
-    if origin is typing.Annotated:
-        return _row_writer(args[0])
+        return _optional(_form(inner[0])) if len(inner) == 1 else _one_of(inner)
     if origin is tuple:
-        return _list_writer(_writer(args[0]))
+        return _list(_form(args[0]))
     if origin is not None:
-        return _dict_writer(_writer(args[1]))
+        return _mapping(_form(args[1]))
     if dataclasses.is_dataclass(hint):
-        return _object_writer(hint, ())  # type: ignore[arg-type]  # a class can be hashed
-    return (lambda value: value.value) if issubclass(hint, enum.Enum) else None
+        return _object(hint)
+    if issubclass(hint, enum.Enum):
+        return _member(hint)
+    return Form(_number if hint is float else _atom(hint))
 
 
-def _key(item: dataclasses.Field[Any]) -> str:
-    return item.name + MARK if item.metadata.get("skippable") else item.name
+def _optional(inner: Form) -> Form:
+    read, write = inner
+    return Form(
+        lambda value: None if value is None else read(value),
+        None if write is None else lambda value: None if value is None else write(value),
+    )
 
 
-def _row_writer(kind: Any) -> Writer:
-    """Return a writer of lists that leaves out the last values as far as they are the defaults."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = [(f.name, f.default, _writer(hints[f.name])) for f in dataclasses.fields(kind)]
+def _one_of(kinds: Sequence[Any]) -> Form:
+    """Return the form of one of several dataclasses: an object with the name of its class as ``kind``."""
+    forms = {kind_name(kind): _form(kind) for kind in kinds}
+    writers = {kind: (kind_name(kind), writer(kind)) for kind in kinds}
 
-    def write(value: Any) -> list[Any]:
-        parts = [(getattr(value, name), default, writing) for name, default, writing in fields]
-        while parts and parts[-1][0] == parts[-1][1]:
-            parts.pop()
-        return [part if writing is None else writing(part) for part, _, writing in parts]
+    def read(value: Any) -> Any:
+        fields = dict(value) if type(value) is dict else {}
+        name = fields.pop("kind", None)
+        if not isinstance(name, str) or name not in forms:
+            raise SchemaError("", "is of no known kind")
+        return forms[name].read(fields)
 
-    return write
+    def write(value: Any) -> dict[str, Any]:
+        name, writing = writers[type(value)]
+        return {"kind": name, **writing(value)}
 
-
-def _perhaps(inner: Writer | None) -> Writer | None:
-    return None if inner is None else lambda value: None if value is None else inner(value)
-
-
-def _list_writer(inner: Writer | None) -> Writer:
-    return list if inner is None else lambda value: [inner(part) for part in value]
+    return Form(read, write)
 
 
-def _dict_writer(inner: Writer | None) -> Writer:
-    return dict if inner is None else lambda value: {key: inner(part) for key, part in value.items()}
+def _list(inner: Form) -> Form:
+    def read(value: Any) -> Any:
+        if type(value) is not list:
+            raise _wrong(value)
+        return tuple(_each(inner.read, part, index) for index, part in enumerate(value))
+
+    write = inner.write
+    return Form(read, list if write is None else lambda value: [write(part) for part in value])
 
 
-# Reading -------------------------------------------------------------------------------------------------------------
+def _mapping(inner: Form) -> Form:
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _wrong(value)
+        return {key: _each(inner.read, part, key) for key, part in value.items()}
+
+    write = inner.write
+    return Form(read, dict if write is None else lambda value: {key: write(part) for key, part in value.items()})
 
 
-def reader(kind: type, **fields: Reader) -> Reader:
-    """Return a function that builds a dataclass from a plain object with exactly its fields, or raises SchemaError.
-
-    ``fields`` are readers of fields whose annotation does not say enough.
-    """
-    return _object_reader(kind, tuple(fields.items()))
-
-
-@functools.cache
-def _object_reader(kind: Any, fixed: tuple[tuple[str, Reader], ...]) -> Reader:
-    hints, own = typing.get_type_hints(kind, include_extras=True), dict(fixed)
-    readers = {_key(f): (f.name, own.get(f.name) or _reader(hints[f.name])) for f in dataclasses.fields(kind)}
+def _object(kind: Any) -> Form:
+    fields, forms = dataclasses.fields(kind), _forms_of_fields(kind)
+    keys = {f.name: f.name + MARK if f.metadata.get("skippable") else f.name for f in fields}
+    readers = {keys[name]: (name, form.read) for name, form in forms.items()}
+    writers = [(keys[f.name], f.name, f.default, forms[f.name].write) for f in fields]
     missing = dataclasses.MISSING
-    required = {f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing}
+    required = {f.name for f in fields if f.default is missing and f.default_factory is missing}
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise _wrong(value)
         parts = {}
-        for name, part in value.items():
-            if (known := readers.get(name)) is None:
-                if name.endswith(MARK):
+        for key, part in value.items():
+            if (known := readers.get(key)) is None:
+                if key.endswith(MARK):
                     continue
-                raise SchemaError("", f"has an unknown field {name!r}")
+                raise SchemaError("", f"has an unknown field {key!r}")
             try:
                 parts[known[0]] = known[1](part)
             except SchemaError as exc:
-                raise exc.within(f".{name}") from None
+                raise exc.within(f".{key}") from None
         if not required <= parts.keys():
             raise SchemaError("", f"lacks the field {min(required - parts.keys())!r}")
         try:
             return kind(**parts)
-        except SchemaError:
-            raise
         except ValueError as exc:
             raise SchemaError("", f"cannot be: {exc}") from exc
 
-    return read
+    def write(value: Any) -> dict[str, Any]:
+        found = {}
+        for key, name, default, writing in writers:
+            part = getattr(value, name)
+            if default is missing or part != default:
+                found[key] = part if writing is None else writing(part)
+        return found
+
+    return Form(read, write)
 
 
-@functools.cache
-def _reader(hint: Any) -> Reader:
-    """Return a reader of values of the annotation ``hint``."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        inner = [arg for arg in args if arg is not type(None)]
-        return _optional(_reader(inner[0])) if len(inner) == 1 else _refuse  # a union needs a reader from `fields`
-    if origin is typing.Annotated:
-        return _row_reader(args[0])
-    if origin is tuple:
-        return _items(_reader(args[0]))
-    if origin is not None:
-        return _entries(_reader(args[1]))
-    if dataclasses.is_dataclass(hint):
-        return _object_reader(hint, ())  # type: ignore[arg-type]  # a class can be hashed
-    if issubclass(hint, enum.Enum):
-        return _member(hint)
-    return _number if hint is float else _atom(hint)
+def _row(kind: Any) -> Form:
+    """Return the form of a list of a dataclass's values, without the last ones as far as they are the defaults."""
+    forms, defaults = list(_forms_of_fields(kind).items()), [f.default for f in dataclasses.fields(kind)]
+    required = defaults.count(dataclasses.MISSING)
 
-
-def _optional(inner: Reader) -> Reader:
-    return lambda value: None if value is None else inner(value)
-
-
-def _items(inner: Reader) -> Reader:
     def read(value: Any) -> Any:
-        if type(value) is not list:
+        if type(value) is not list or not required <= len(value) <= len(forms):
             raise _wrong(value)
-        return tuple(_each(inner, part, index) for index, part in enumerate(value))
+        parts = zip(forms, value, strict=False)
+        return kind(**{name: _each(form.read, part, name) for (name, form), part in parts})
 
-    return read
+    def write(value: Any) -> list[Any]:
+        parts = [getattr(value, name) for name, _ in forms]
+        while parts and parts[-1] == defaults[len(parts) - 1]:
+            parts.pop()
+        return [part if form.write is None else form.write(part) for (_, form), part in zip(forms, parts, strict=False)]
+
+    return Form(read, write)
 
 
-def _row_reader(kind: Any) -> Reader:
-    """Return a reader of what :func:`_row_writer`'s writer writes."""
+def _forms_of_fields(kind: Any) -> dict[str, Form]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    fields = [(f.name, _reader(hints[f.name])) for f in dataclasses.fields(kind)]
-    required = sum(f.default is dataclasses.MISSING for f in dataclasses.fields(kind))
-
-    def read(value: Any) -> Any:
-        if type(value) is not list or not required <= len(value) <= len(fields):
-            raise _wrong(value)
-        parts = zip(fields, value, strict=False)
-        return kind(**{name: _each(reading, part, name) for (name, reading), part in parts})
-
-    return read
+    return {f.name: _form(hints[f.name]) for f in dataclasses.fields(kind)}
 
 
-def _entries(inner: Reader) -> Reader:
-    def read(value: Any) -> Any:
-        if type(value) is not dict:
-            raise _wrong(value)
-        return {key: _each(inner, part, key) for key, part in value.items()}
-
-    return read
-
-
-def _each(inner: Reader, part: Any, key: object) -> Any:
+def _each(read: Conversion, part: Any, key: object) -> Any:
     try:
-        return inner(part)
+        return read(part)
     except SchemaError as exc:
         raise exc.within(f"[{key!r}]") from None
 
 
-def _member(kind: type[enum.Enum]) -> Reader:
+def _member(kind: type[enum.Enum]) -> Form:
     def read(value: Any) -> Any:
         try:
             return kind(value)
         except ValueError:
             raise _wrong(value) from None
 
-    return read
+    return Form(read, lambda member: member.value)
 
 
 def _number(value: Any) -> float:
@@ -240,17 +218,13 @@ def _number(value: Any) -> float:
     raise _wrong(value)
 
 
-def _atom(kind: type) -> Reader:
+def _atom(kind: type) -> Conversion:
     def read(value: Any) -> Any:
         if type(value) is not kind:
             raise _wrong(value)
         return value
 
     return read
-
-
-def _refuse(value: Any) -> Any:
-    raise _wrong(value)
 
 
 def _wrong(value: object) -> SchemaError:

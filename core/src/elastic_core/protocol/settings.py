@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from elastic_core.config.parse import NodeRange, OnNodeLoss
 from elastic_core.config.run import Timing
 
-PROTOCOL = 7  # the version of entries and rows that this release writes, and the newest that it reads
-OLDEST_PROTOCOL = 7
+PROTOCOL = 8  # the version of entries and rows that this release writes, and the newest that it reads
+OLDEST_PROTOCOL = 8
 """The oldest version that this release reads. A node that reads a version outside of this range stops with an error."""
 
 

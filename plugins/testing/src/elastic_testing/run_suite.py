@@ -145,8 +145,10 @@ class RunConformance(Connections):
             pytest.param(
                 json.dumps({"v": PROTOCOL + 1}).encode(), "protocol version", id="of another version of Elastic"
             ),
-            pytest.param(json.dumps({"v": PROTOCOL, "kind": "RUN"}).encode(), "no known kind", id="of no known kind"),
-            pytest.param(json.dumps({"v": PROTOCOL, "kind": "OPEN", "body": {}}).encode(), "lacks", id="incomplete"),
+            pytest.param(
+                json.dumps({"v": PROTOCOL, "body": {"kind": "RUN"}}).encode(), "no known kind", id="of no known kind"
+            ),
+            pytest.param(json.dumps({"v": PROTOCOL, "body": {"kind": "OPEN"}}).encode(), "lacks", id="incomplete"),
         ],
     )
     def test_an_entry_that_cannot_be_is_refused_in_words(
