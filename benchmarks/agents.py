@@ -151,7 +151,7 @@ class ElasticAgent(Agent):
         self.came = time.monotonic()
         joined = join(self._store, self._applicant, self._runtime)
         assert not isinstance(joined, Closed)
-        self._state = NodeState(info=self._info, ledger=joined.ledger, offer=self._applicant.offer)
+        self._state = NodeState(row=NodeRow(info=self._info, offer=self._applicant.offer), ledger=joined.ledger)
         self._row = joined.row
         calls = SessionCalls(post=self._post, publish=lambda event: None, judge=_judge, crashed=_crashed)
         self._session = Session(self._store, joined, self._runtime, calls)
@@ -166,7 +166,7 @@ class ElasticAgent(Agent):
     def fail(self) -> None:
         """One of its workers has failed."""
         assert self._state is not None
-        number, info = self._state.round, self._info
+        number, info = self._state.row.round, self._info
         incident = Incident(
             kind=IncidentKind.WORKER_FAILED,
             round=number,

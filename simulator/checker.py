@@ -340,8 +340,8 @@ class Checker:
 
     def on_workers_done(self, agent: SimAgent) -> None:
         """Record that an agent has learnt that all its workers exited with 0."""
-        if (state := agent.state) is not None and state.phase is Phase.FINISHED:
-            self._node(agent).finished = state.round
+        if (state := agent.state) is not None and state.row.phase is Phase.FINISHED:
+            self._node(agent).finished = state.row.round
             self.heartbeats[agent.node_id] = finish_coverage.heartbeat_of(agent.host.channel.replica, agent.node_id)
 
     def on_events_handled(self, agent: SimAgent) -> None:

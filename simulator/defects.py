@@ -271,7 +271,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "the next round is not noticed",
         "_unwanted_stop",
-        "ledger.round is not None and ledger.round.number != state.round",
+        "ledger.round is not None and ledger.round.number != state.row.round",
         "False",
         "workers",
     ),
@@ -279,15 +279,15 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a round is started twice",
         "_wanted_round",
-        "current is None or not state.ledger.is_live or current.number <= state.round "
+        "current is None or not state.ledger.is_live or current.number <= state.row.round "
         "or current.offer.id in state.started",
-        "current is None or not state.ledger.is_live or current.number < state.round",
+        "current is None or not state.ledger.is_live or current.number < state.row.round",
         "workers",
     ),
     Defect(
         "a node that is left out starts, too",
         "_wanted_round",
-        "current if state.ledger.is_member(state.info.node_id) else None",
+        "current if state.ledger.is_member(state.row.info.node_id) else None",
         "current",
         "agents",
     ),
@@ -298,11 +298,11 @@ DEFECTS: tuple[Defect, ...] = (
         "state.work is not Work.RUNNING",
         "agents",
     ),
-    Defect("a row never shows what was seen", "row_of", "state.ledger.head.index", "0", "agents", 1000),
+    Defect("a row never shows what was seen", "row_of", "head.index", "0", "agents", 1000),
     Defect(
         "FINISHED_KEY_PREFIX does not last",
         "_absorb",
-        "state.phase if state.phase is Phase.FINISHED else Phase.STOPPED",
+        "row.phase if row.phase is Phase.FINISHED else Phase.STOPPED",
         "Phase.STOPPED",
         "ending",
         1000,
@@ -412,8 +412,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "an exit that was asked for is a finished node",
         "_absorb",
-        "replace(state, stepped_down=True)",
-        "replace(state, work=Work.DONE, phase=Phase.FINISHED)",
+        "_say(state, stepped_down=True)",
+        "replace(_say(state, phase=Phase.FINISHED), work=Work.DONE)",
         "graceful",
     ),
     Defect(

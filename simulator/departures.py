@@ -30,7 +30,7 @@ class Departures:
     def on_exit(self, agent: SimAgent) -> None:
         """Record that an agent has ended; if it left in order, other nodes must know of it soon."""
         state = agent.state
-        if agent.leaving and state is not None and state.phase is Phase.STOPPED and state.ledger.round is not None:
+        if agent.leaving and state is not None and state.row.phase is Phase.STOPPED and state.ledger.round is not None:
             offer = state.ledger.round.offer.id
             self.world.hub.at(self.world.hub.now + KNOWN, self._expect_known, agent.node_id, offer)
 

@@ -60,7 +60,7 @@ def check_finish_kept(world: World, agent: SimAgent, finished: int) -> None:
     state = agent.state
     if not finished or state is None or world.lost_data:
         return
-    if state.phase is Phase.STOPPED and state.round == finished:
+    if state.row.phase is Phase.STOPPED and state.row.round == finished:
         world.checker.fail("L7", f"{agent.node_id} had finished round {finished}, and says that it was stopped")
 
 

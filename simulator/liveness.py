@@ -106,4 +106,4 @@ def _describe_agent(agent: SimAgent) -> str:
     state = agent.state
     if state is None:
         return "joining"
-    return f"{state.work.value}, {state.phase.value} {state.round}, head {state.ledger.head.index}"
+    return f"{state.work.value}, {state.row.phase.value} {state.row.round}, head {state.ledger.head.index}"

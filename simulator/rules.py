@@ -174,8 +174,9 @@ def check_ledger_obeyed(world: World, agent: SimAgent) -> None:
     if state is None or state.work is not Work.RUNNING:
         return
     ledger: Ledger = state.ledger
-    if not ledger.is_live or ledger.round is None or ledger.round.number != state.round:
-        world.checker.fail("S1", f"{agent.node_id} has read entry {ledger.head.index}, and goes on with {state.round}")
+    if not ledger.is_live or ledger.round is None or ledger.round.number != state.row.round:
+        number = state.row.round
+        world.checker.fail("S1", f"{agent.node_id} has read entry {ledger.head.index}, and goes on with {number}")
 
 
 def check_exit(world: World, agent: SimAgent, why: str) -> None:

@@ -48,8 +48,8 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "an offer that a lost history has used is kept",
         "_replace_history",
-        "replace(state, ledger=ledger, offer=None, needs_offer=True)",
-        "replace(state, ledger=ledger)",
+        "replace(_say(state, offer=None, asks=asks, answer=None), ledger=ledger, needs_offer=True, asked=0)",
+        "replace(_say(state, asks=asks, answer=None), ledger=ledger, asked=0)",
         "data_loss",
         3000,
         first=2180,
@@ -57,9 +57,9 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a round that was stopped is started again",
         "_wanted_round",
-        "current is None or not state.ledger.is_live or current.number <= state.round "
+        "current is None or not state.ledger.is_live or current.number <= state.row.round "
         "or current.offer.id in state.started",
-        "current is None or not state.ledger.is_live or current.number <= state.round",
+        "current is None or not state.ledger.is_live or current.number <= state.row.round",
         "data_loss",
         3000,
         first=140,

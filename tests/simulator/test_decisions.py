@@ -47,14 +47,14 @@ def test_a_change_of_the_state_machine_is_shown_with_the_part_that_differs(
 
     def changed(state: node.NodeState, event: Any) -> Any:
         after, effects = made(state, event)
-        return replace(after, round=after.round + 1), effects
+        return replace(after, row=replace(after.row, round=after.row.round + 1)), effects
 
     monkeypatch.setattr(node, "step", changed)
     (file := tmp_path / "decisions.jsonl").write_text(max(texts, key=len), encoding="utf-8")
     assert decisions.is_log(file.read_text(encoding="utf-8"))
     assert decisions.show(file.read_text(encoding="utf-8")) == 1
     shown = capsys.readouterr().out
-    assert "state.round was 1; today 2" in shown
+    assert "state.row.round was 1; today 2" in shown
     assert "of them differ today" in shown
 
 

@@ -18,6 +18,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.node import NodeState, step
 from elastic_core.protocol.node_events import Exit, Leaving, NodeEvent, Work
+from elastic_core.protocol.roster import NodeRow
 
 DRAINED = "asked to leave by elastic drain on desk"
 
@@ -29,7 +30,7 @@ class Node:
         program = Program(ProgramKind.EXECUTABLE, "train")
         config = RunConfig(program=program, max_nodes=nodes, shutdown_timeout=30.0, preemption_grace=grace)
         ledger = live("ab", settings(plan_timeout=120.0))
-        self.state = NodeState(info=info("a"), ledger=ledger, work=work, round=1)
+        self.state = NodeState(row=NodeRow(info=info("a"), round=1), ledger=ledger, work=work)
         self.said: list[str] = []
         self.timers: list[tuple[float, Depart]] = []
         self.asked: list[Callable[[bool], None]] = []

@@ -20,16 +20,16 @@ from elastic_core.protocol.entries import Closed, HaltReason, Plan, Round, StopA
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.members import Member
 from elastic_core.protocol.node import NodeState
-from elastic_core.protocol.node_events import Leave, Work
-from elastic_core.protocol.roster import Phase
+from elastic_core.protocol.node_events import Leaving, Work
+from elastic_core.protocol.roster import NodeRow, Phase
 
 PLANNED = then(live("ab"), Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=60.0), at=15.0)
 STOPS = then(PLANNED, StopAt(round=1, step=7), at=16.0)
 CLOSED = then(live("ab"), Closed(success=True, why="all is done", exit_code=ExitCode.SUCCESS), at=20.0)
 
 
-def state(ledger: Ledger, name: str = "a", **facts: Any) -> NodeState:
-    return NodeState(info=info(name), ledger=ledger, **facts)
+def state(ledger: Ledger, name: str = "a", round: int = 0, **facts: Any) -> NodeState:
+    return NodeState(row=NodeRow(info=info(name), round=round), ledger=ledger, **facts)
 
 
 def status(**facts: Any) -> Status:
@@ -142,7 +142,7 @@ def test_where_the_round_stands(ledger: Ledger, said: str) -> None:
 
 
 def test_another_leader_and_its_members_are_known_by_their_ids_alone() -> None:
-    text = describe_node(state(live("ab"), "b", leaving=Leave("received SIGTERM", 143)), status())
+    text = describe_node(state(live("ab"), "b", leaving=Leaving("received SIGTERM", 143)), status())
     assert lines(text, "decides") == ["node a, term 1"]
     assert lines(text, "member") == ["ranks 0 to 1 on node a", "ranks 2 to 3 on host-b, this node"]
     assert lines(text, "leaves") == ["received SIGTERM"]

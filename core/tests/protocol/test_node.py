@@ -20,7 +20,6 @@ from elastic_core.protocol.node_events import (
     Exit,
     Grace,
     HistoryReplaced,
-    Leave,
     Leaving,
     MakeOffer,
     NodeEvent,
@@ -40,7 +39,7 @@ from elastic_core.protocol.node_events import (
     WorkersDone,
     WorkersGone,
 )
-from elastic_core.protocol.roster import Phase
+from elastic_core.protocol.roster import NodeRow, Phase
 
 SIGTERM = Leaving("received SIGTERM", 143)
 
@@ -49,7 +48,7 @@ class Node:
     """A node and its ledger, driven by hand."""
 
     def __init__(self, name: str = "a") -> None:
-        self.state = NodeState(info=info(name), ledger=start(), offer=offer(name))
+        self.state = NodeState(row=NodeRow(info=info(name), offer=offer(name)), ledger=start())
         self.ledger: Ledger = self.state.ledger
 
     def reads(self, *bodies: Body) -> tuple[Effect, ...]:
@@ -355,7 +354,7 @@ def test_a_resumed_run_leaves_the_workers_of_its_round_alone() -> None:
         after = resumed(node.ledger, on=node.ledger.head.link)
         event: NodeEvent = EntriesRead((after.head,), 2.0) if by_reading else HistoryReplaced(after)
         assert node.hears(event) == (MakeOffer(),), "what the store lost may have used the last one"
-        assert (node.state.work, node.state.round, node.state.phase) == (Work.RUNNING, 1, Phase.RUNNING)
+        assert (node.state.work, node.state.row.round, node.state.row.phase) == (Work.RUNNING, 1, Phase.RUNNING)
         row = row_of(node.state)
         assert (row.head, row.epoch) == (after.head.index, 1)
 
@@ -373,7 +372,7 @@ def test_a_round_that_is_not_in_the_new_history_is_stopped_and_the_right_one_sta
     current = node.state.ledger.round
     assert current is not None
     assert node.hears(WorkersGone()) == (Start(current, 0), MakeOffer()), "only when no process is left (I9)"
-    assert (node.state.phase, node.state.round) == (Phase.RUNNING, 1)
+    assert (node.state.row.phase, node.state.row.round) == (Phase.RUNNING, 1)
 
 
 def test_a_round_that_was_stopped_here_is_not_started_again_when_the_store_goes_back_to_it() -> None:
@@ -385,12 +384,12 @@ def test_a_round_that_was_stopped_here_is_not_started_again_when_the_store_goes_
     node.hears(HistoryReplaced(resumed(first, on=first.head.link)))
     assert node.state.work is Work.STOPPING
     assert node.hears(WorkersGone()) == (MakeOffer(),)
-    assert (node.state.phase, node.state.round) == (Phase.STOPPED, 1), "which proves that the round is over"
+    assert (node.state.row.phase, node.state.row.round) == (Phase.STOPPED, 1), "which proves that the round is over"
 
 
 def test_an_offer_that_the_new_history_may_have_used_is_renewed() -> None:
     node = Node()
-    mine = node.state.offer
+    mine = node.state.row.offer
     assert mine is not None
     used = then(start(), Round(number=1, offer=mine, members=members("ab")), at=1.0)
     assert node.hears(HistoryReplaced(then(used, halt(), at=2.0))) == (MakeOffer(),)
@@ -404,7 +403,7 @@ def test_an_offer_that_a_lost_round_may_have_used_which_this_node_never_read_of_
     node.hears(WorkersGone())
     assert node.hears(HistoryReplaced(then(before, halt(reason=HaltReason.FAILURE), at=2.0))) == (MakeOffer(),)
     assert row_of(node.state).offer is None
-    assert (node.state.phase, node.state.round) == (Phase.STOPPED, 1)
+    assert (node.state.row.phase, node.state.row.round) == (Phase.STOPPED, 1)
 
 
 def test_an_offer_that_a_round_of_the_new_history_has_taken_is_replaced() -> None:
@@ -414,7 +413,7 @@ def test_an_offer_that_a_round_of_the_new_history_has_taken_is_replaced() -> Non
     taken = then(node.state.ledger, Round(number=2, offer=offered, same_as=1), at=2.0)
     (stop,) = node.hears(HistoryReplaced(taken))
     assert isinstance(stop, Stop)
-    assert node.state.offer is None
+    assert node.state.row.offer is None
     start, make = node.hears(WorkersGone())
     assert isinstance(start, Start)
     assert make == MakeOffer()
@@ -651,7 +650,7 @@ CLOSED = then(live("bc"), Closed(success=True, why="done", exit_code=0), at=50.0
     ],
 )
 def test_a_host_is_newly_excluded(before: Ledger, after: Ledger, excluded: bool) -> None:
-    known, state = (NodeState(info=info("a"), ledger=ledger) for ledger in (before, after))
+    known, state = (NodeState(row=NodeRow(info=info("a")), ledger=ledger) for ledger in (before, after))
     assert is_newly_excluded(known, state, 50.0) is excluded
-    leaving = replace(state, leaving=Leave("received SIGTERM", 143))
+    leaving = replace(state, leaving=Leaving("received SIGTERM", 143))
     assert not is_newly_excluded(known, leaving, 50.0), "it leaves already"

@@ -241,7 +241,7 @@ class World:
 
     def on_port_taken(self, name: str) -> None:
         node, message = self.nodes[name], "port 29500 is taken"
-        round_, host = node.state.round, node.state.info.host
+        round_, host = node.state.row.round, node.state.row.info.host
         incident = Incident(
             kind=IncidentKind.PORT_TAKEN, round=round_, node_id=name, host=host, after=0.1, message=message
         )
@@ -252,9 +252,9 @@ class World:
         node = self.nodes[name]
         incident = Incident(
             kind=IncidentKind.WORKER_FAILED,
-            round=node.state.round,
+            round=node.state.row.round,
             node_id=name,
-            host=node.state.info.host,
+            host=node.state.row.info.host,
             after=float(after),
             rank=int(rank),
             exit_code=int(code),
@@ -315,7 +315,7 @@ class World:
     def on_checkpoint(self, *names: str) -> None:
         for name in names:
             self.say(name, "its workers have saved a checkpoint")
-            self.hears(self.nodes[name], Checkpointed(self.nodes[name].state.round, self.now))
+            self.hears(self.nodes[name], Checkpointed(self.nodes[name].state.row.round, self.now))
 
     def on_policy(self, action: str, reason: str, delay: str = "0", exclude_for: str = "") -> None:
         self.policy = Verdict(
@@ -361,11 +361,11 @@ class World:
     def on_steps(self, name: str, *steps: str) -> None:
         node = self.nodes[name]
         node.steps = tuple(map(int, steps))
-        self.hears(node, TakesNotices(node.state.round))
+        self.hears(node, TakesNotices(node.state.row.round))
 
     def on_ask(self, name: str, question: str) -> None:
         self.say(name, f"asks for the {question}")
-        self.hears(self.nodes[name], Asked(self.nodes[name].state.round, question, "0"))
+        self.hears(self.nodes[name], Asked(self.nodes[name].state.row.round, question, "0"))
 
     def on_request(self, question: str) -> None:
         name, known = f"request-{next(self.ids)}", max(node.state.ledger.head.index for node in self.nodes.values())
@@ -381,11 +381,11 @@ class World:
         self.rows["request"] = NodeRow(info=_shell("request"), release=self.names_on(host)), 1000, 0
 
     def names_on(self, host: str) -> tuple[str, ...]:
-        return tuple(name for name, node in self.nodes.items() if node.state.info.host == host)
+        return tuple(name for name, node in self.nodes.items() if node.state.row.info.host == host)
 
     def on_forge(self, name: str) -> None:
         """A process that can write to the store, and is not the leader, writes a HALT."""
-        body = Halt(round=self.nodes[self.store[-1].leader].state.round, reason=HaltReason.FAILURE, why="stop")
+        body = Halt(round=self.nodes[self.store[-1].leader].state.row.round, reason=HaltReason.FAILURE, why="stop")
         self.append(compose(self.newest(), body, entry_id=self.new_id(), author=name, now=self.now))
 
     def on_leave(self, name: str) -> None:
@@ -437,7 +437,7 @@ class World:
             address="10.0.0.1",
             port=4000,
         )
-        state = NodeState(info=info, ledger=ledger, offer=_offer(name, 1))
+        state = NodeState(row=NodeRow(info=info, offer=_offer(name, 1)), ledger=ledger)
         node = Node(name, state, serial=len(self.nodes) + 1, contact_at=self.now, heard=(0, self.now))
         node.entries = (ledger.head,)
         node.leads = Leads(Watch()) if leads else None
@@ -549,7 +549,7 @@ class World:
                 node.entries = (theirs.head,)
                 self.hears(node, HistoryReplaced(theirs))
                 if node.state.work is before.work is Work.RUNNING:
-                    self.say(node.name, f"reads RESUME; its workers of round {before.round} go on")
+                    self.say(node.name, f"reads RESUME; its workers of round {before.row.round} go on")
                 return True
             case Rejoin(why):
                 self.hears(node, RunReplaced(why))
@@ -607,7 +607,7 @@ class World:
         host = self.rows[ledger.leader][0].info.host
         why = f"{host} has given no sign of life for {self.now - node.heard[1]:.1f} s"
         if heard.unanswered:
-            why = f"{host} has not answered the failure on {node.state.info.host}"
+            why = f"{host} has not answered the failure on {node.state.row.info.host}"
         self.append(compose(ledger, Leader(why=why), entry_id=self.new_id(), author=node.name, now=self.now))
         node.leads = Leads(Watch(deposed=heard))
         return True

@@ -84,7 +84,7 @@ class Node:
         )
         joined = join(store, applicant, CLOCK)
         assert isinstance(joined, Joined), joined
-        self.state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
+        self.state = NodeState(row=NodeRow(info=applicant.info, offer=applicant.offer), ledger=joined.ledger)
         self.row = joined.row
         self.events: queue.Queue[NodeEvent] = queue.Queue()
         self.said: list[Event] = []
@@ -188,7 +188,7 @@ def alone(node: Node) -> bool:
     return (
         current is not None
         and [m.node_id for m in current.members] == [node.name]
-        and node.state.round == current.number
+        and node.state.row.round == current.number
     )
 
 
@@ -197,7 +197,7 @@ def in_round(number: int, names: str) -> Callable[[Node], bool]:
         current = node.state.ledger.round
         return (
             current is not None
-            and node.state.round == number == current.number
+            and node.state.row.round == number == current.number
             and "".join(member.node_id for member in current.members) == names
         )
 

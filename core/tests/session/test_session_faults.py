@@ -185,7 +185,7 @@ def test_a_node_that_cannot_read_the_ledger_any_more_stops_its_heartbeat_and_is_
     at = b.session.contact.at
     c = Node("c", FaultyBackend(bench.store, Faults()), quick(2, 2))
     bench.nodes.append(c)
-    c.until(lambda n: n.state.round > 1)
+    c.until(lambda n: n.state.row.round > 1)
     assert b.session.contact.at == at, "the fence counts from when it could still be told to stop"
 
 
@@ -225,7 +225,7 @@ def test_a_store_that_refuses_some_things_is_told_of_once_until_it_does_all_agai
     setattr(line, what, True)
     a.tell(WorkerFailed(incident("a")))  # which ends b's wait
     assert line.refused.acquire(timeout=PATIENCE)
-    b.until(lambda n: n.state.ledger.halt is not None or n.state.round == 2)  # it reads on
+    b.until(lambda n: n.state.ledger.halt is not None or n.state.row.round == 2)  # it reads on
     assert all(line.refused.acquire(timeout=PATIENCE) for _ in range(4))
     assert (told("store_unreachable"), told("store_back")) == (1, 0)
     setattr(line, what, False)
@@ -241,7 +241,7 @@ def test_a_store_that_cannot_be_read_on_is_told_of_once_until_it_can(bench: Benc
     bench.faults["b"].missing = (3,)
     a.tell(WorkerFailed(incident("a")))
     b.until(lambda n: bool(told("store_unreachable")))
-    assert b.state.round == 1, "its workers are left alone"
+    assert b.state.row.round == 1, "its workers are left alone"
     bench.faults["b"].missing = ()
     b.until(lambda n: n.state.ledger.head.index >= 3).until(lambda n: bool(told("store_back")))
     said = "the store cannot be read on; workers go on, and we keep trying: Entry 3 is missing from the store"
@@ -256,7 +256,7 @@ def test_a_newest_entry_that_nobody_has_written_ends_the_nodes_part_and_not_its_
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
     assert "Entry 3 is missing from the store, which says that it is the newest." in said
-    assert b.state.round == 1
+    assert b.state.row.round == 1
 
 
 def test_an_entry_that_nobody_puts_back_for_as_long_as_the_fence_ends_the_nodes_part(bench: Bench) -> None:
@@ -413,7 +413,7 @@ def test_a_run_whose_state_fits_into_no_value_is_not_put_back_and_its_workers_go
     node.until(lambda n: n.state.store_lost)
     [told] = [event.message for event in node.said if event.name == "store_lost"]
     assert "is too large for one value of the store, whatever is left out. Give the nodes" in told
-    assert (node.state.round, bench.store.entries) == (1, [])
+    assert (node.state.row.round, bench.store.entries) == (1, [])
 
 
 def test_a_newcomer_that_cannot_read_the_roster_to_take_the_leader_ends_and_says_why(bench: Bench) -> None:
@@ -474,7 +474,7 @@ def test_a_report_that_was_answered_before_it_was_made_deposes_nobody(bench: Ben
         with bench.store.changed:
             assert bench.store.changed.wait_for(lambda: len(bench.store.entries) >= 3, PATIENCE)
     for node in (a, b):
-        node.until(lambda n: n.state.round >= 2)
+        node.until(lambda n: n.state.row.round >= 2)
     assert bench.leaders() == []
 
 

@@ -224,8 +224,8 @@ def test_another_run_with_as_many_entries_is_found_by_the_row_that_is_missing(be
 def test_an_earlier_run_that_comes_back_with_the_store_does_not_stop_this_one(bench: Bench) -> None:
     """All its nodes are gone. The workers of the run that goes on are not touched."""
     a, b = bench.pair()
-    run, round_number = a.state.ledger.head.run, a.state.round
+    run, round_number = a.state.ledger.head.run, a.state.row.round
     bench.come_back_with_another_run()
     for node in (a, b):
         node.until(lambda n: n.state.ledger.head.epoch > 0)
-        assert (node.state.ledger.head.run, node.state.round, node.exit) == (run, round_number, None)
+        assert (node.state.ledger.head.run, node.state.row.round, node.exit) == (run, round_number, None)

@@ -123,7 +123,7 @@ def told_to_stop(handler: TorchrunHandler) -> None:
 
 def make_leader(memory: MemoryStore, handler: TorchrunHandler) -> None:
     """Let the agent's node be the leader, and wait until it knows."""
-    store, author = LocalBackend(memory), handler._state.info.node_id
+    store, author = LocalBackend(memory), handler._state.row.info.node_id
     while (ledger := load(store, RUNTIME.now())) is not None and ledger.leader != author:
         entry = compose(ledger, Leader(why="a test"), entry_id=RUNTIME.new_id(), author=author, now=RUNTIME.now())
         store.append(ledger.head.link, entry.link, RUNTIME.codec.encode_entry(entry))

@@ -107,13 +107,14 @@ class Account:
     def follow(self, before: NodeState, state: NodeState) -> None:
         """Note what :meth:`describe` shows; no decision depends on it."""
         halt = state.ledger.halt
-        if (before.work, before.round, before.ledger.is_live) != (state.work, state.round, state.ledger.is_live):
+        old, new = ((one.work, one.row.round, one.ledger.is_live) for one in (before, state))
+        if old != new:
             self._since = self._resources.node.now()
-        self._incident = state.incident or (halt and halt.incident) or self._incident
+        self._incident = state.row.incident or (halt and halt.incident) or self._incident
 
     def report(self, before: NodeState, state: NodeState, event: EntriesRead) -> None:
         """Publish what entries have brought."""
-        for news in ledger_events(before.ledger, event.entries, event.now, state.info.node_id, before.incident):
+        for news in ledger_events(before.ledger, event.entries, event.now, state.row.info.node_id, before.row.incident):
             self._resources.node.publish(news)
         halts = [entry.body for entry in event.entries if isinstance(entry.body, Halt)]
         self._nodes_lost += sum(halt.reason is HaltReason.NODE_LOST for halt in halts)
@@ -121,7 +122,7 @@ class Account:
 
     def report_no_place(self, state: NodeState) -> None:
         """Publish why the job does not take this node; once for each reason."""
-        why = no_place(state.ledger, state.info)
+        why = no_place(state.ledger, state.row.info)
         if why is not None and why != self._no_place:
             self._resources.node.publish(why)
             self._no_place = why
@@ -153,7 +154,7 @@ class Account:
         node, logs = self._resources.node, (self.decisions, self.leader_decisions)
         directory = None if node.temporary else node.directory
         try:
-            return str(bounded(partial(write, logs, state.info.node_id, directory), WRITE_MAX_SECONDS))
+            return str(bounded(partial(write, logs, state.row.info.node_id, directory), WRITE_MAX_SECONDS))
         except Exception as exc:  # a full disk must not end the agent, nor replace the exception that has
             return f"not written: {exc}"
 
@@ -178,7 +179,7 @@ class Account:
 
 def describe_node(state: NodeState, status: Status) -> str:
     """Return the state of an agent that follows a ledger."""
-    ledger, info = state.ledger, state.info
+    ledger, info = state.ledger, state.row.info
     head = ledger.head
     leads = "this node" if ledger.leader == info.node_id else _named(ledger.leader, status.node_views)
     rows = [
@@ -224,8 +225,8 @@ def _round(ledger: Ledger, status: Status) -> str:
 
 
 def _waits_for(state: NodeState, status: Status) -> str:
-    ledger, number = state.ledger, state.round
-    member = ledger.is_member(state.info.node_id)
+    ledger, number = state.ledger, state.row.round
+    member = ledger.is_member(state.row.info.node_id)
     if ledger.closed is not None:
         return "its own end: the job is closed"
     if status.waiting_for:

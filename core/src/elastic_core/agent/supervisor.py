@@ -40,6 +40,7 @@ from elastic_core.protocol.entries import Answers, Closed, Round
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, step
 from elastic_core.protocol.node_events import AnswerFound, AnswerRead, Exit, Leaving, Work
 from elastic_core.protocol.questions import decode
+from elastic_core.protocol.roster import NodeRow
 from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.round_questions import LAST_WORDS_SECONDS
@@ -69,7 +70,7 @@ class Supervisor:
     ) -> None:
         node, loop, group = resources.node, resources.loop, resources.group
         self.resources = resources
-        self.state = NodeState(info=applicant.info, ledger=joined.ledger, offer=applicant.offer)
+        self.state = NodeState(row=NodeRow(info=applicant.info, offer=applicant.offer), ledger=joined.ledger)
         self._stores = stores
         self._exit: Exit | None = None
         self._gate = StartDelay(node, loop)
@@ -155,7 +156,7 @@ class Supervisor:
             case Tick():
                 self._tick()
             case AliveFor(number):
-                if self.resources.group.alive() and number == self.state.round:
+                if self.resources.group.alive() and number == self.state.row.round:
                     self.step(node_events.Progressed(number))
             case DescribeWorkers(number):
                 self._describe_workers(number)
@@ -205,7 +206,7 @@ class Supervisor:
         """Make another offer. If the workers of a round use that store, end the round, which spends no restart."""
         if (offer := self._stores.handle(event)) is None:
             return
-        if offer == self.state.offer:
+        if offer == self.state.row.offer:
             self._do(node_events.MakeOffer())
         if (current := self.state.ledger.round) and current.offer == offer and self.state.work is Work.RUNNING:
             ended = event if isinstance(event, messages.ServiceEnded) else None
@@ -230,14 +231,14 @@ class Supervisor:
     def _describe_workers(self, number: int) -> None:
         """Have the row say how far the workers of a round are, for ``elastic status``, and look again later."""
         current = self.state.ledger.round
-        if current is None or number != self.state.round or self.state.work is not Work.RUNNING:
+        if current is None or number != self.state.row.round or self.state.work is not Work.RUNNING:
             return
         self._row.describe_workers()
         self._describe_later(current)
 
     def _describe_later(self, current: Round) -> None:
         age, members = self.state.ledger.age(self.resources.node.now()), len(current.members)
-        self._later(seconds_to_workers_row(age, members, self.state.info.node_id), DescribeWorkers(current.number))
+        self._later(seconds_to_workers_row(age, members, self.state.row.info.node_id), DescribeWorkers(current.number))
 
     def _arm_fence(self) -> None:
         """Have the warden stop the workers if this agent or the store is silent for too long (rule S4).
@@ -272,7 +273,7 @@ class Supervisor:
             self._departure.read(event.entries)
         self._row.follow(self.state)
         if isinstance(event, node_events.WorkersDone):
-            self._publish(Event("workers_done", f"all local workers of round {self.state.round} exited with 0"))
+            self._publish(Event("workers_done", f"all local workers of round {self.state.row.round} exited with 0"))
         for effect in effects:
             self._do(effect)
         if failed is not None:  # last, because probes are not urgent
@@ -287,7 +288,7 @@ class Supervisor:
             case node_events.Notify(notice):
                 self._notify(notice)
             case node_events.FindAnswer():
-                self.resources.find_answer(effect, self.state.round, self.resources.node.runtime.thread)
+                self.resources.find_answer(effect, self.state.row.round, self.resources.node.runtime.thread)
             case node_events.MakeOffer():
                 newest = self.state.ledger.round
                 self.step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
@@ -305,7 +306,7 @@ class Supervisor:
         self._gate.start(current.number, lambda: self._start_workers(current, restart_count))
 
     def _start_workers(self, current: Round, restart_count: int) -> None:
-        if current.number != self.state.round or self.state.work is not Work.RUNNING:
+        if current.number != self.state.row.round or self.state.work is not Work.RUNNING:
             return  # the round has ended while its workers waited
         try:
             self.resources.group.start(current, restart_count)
@@ -333,7 +334,7 @@ class Supervisor:
     def _stop_now(self, stop: node_events.Stop | None) -> None:
         if stop is None or self.state.work is not Work.STOPPING:
             return  # the workers are gone
-        self._put_off, number, failure = None, self.state.round, known_failure(self.state)
+        self._put_off, number, failure = None, self.state.row.round, known_failure(self.state)
         self._publish(Event("stopping", f"stopping the workers of round {number}: {stop.why}", Level.DEBUG))
         early = self.resources.stop_workers(stop, self._departure.received, failure)
         self._gate.prepare(number + 1)  # after the signal, since it starts a thread
@@ -356,14 +357,14 @@ class Supervisor:
     def _conclude(self, end: Exit) -> Ending:
         if (closed := self.closed) is not None:
             # Before the first round every node was needed, although none has started a worker.
-            idle = "" if self.state.round or self.state.ledger.round is None else report.SPARE
+            idle = "" if self.state.row.round or self.state.ledger.round is None else report.SPARE
             summary = self._account.summarize(self.state.ledger)
             over_handler = self.resources.node.plugins.rendezvous_options().handler
             known = report.FIRST_HERE if over_handler else report.FIRST_OF_ALL
             return finish(self._publish, closed, summary, known=known, idle=idle)
         end = settle_exit(end, self._departure.received)
         if end.rejoin:
-            former = FormerNode(self.state.info.node_id, self.state.ledger.head.index)
+            former = FormerNode(self.state.row.info.node_id, self.state.ledger.head.index)
             return Ending(end.code, end.why, rejoin=True, former=former)
-        incident = self.state.incident if end.code == ExitCode.STORE_LOST else None
+        incident = self.state.row.incident if end.code == ExitCode.STORE_LOST else None
         return report.leave(self._publish, end.code, end.why, incident)

@@ -8,16 +8,18 @@ has changed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, distance_to_cause
 from elastic_core.protocol import node_events
-from elastic_core.protocol.entries import HaltReason, Offer, Resume, Round
+from elastic_core.protocol.entries import Entry, HaltReason, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.limits import MAX_ASKS
-from elastic_core.protocol.node_events import Exit, Grace, Leave, MakeOffer, Notice, Notify, Start, Stop, Work
-from elastic_core.protocol.roster import Answer, Ask, LastCheckpoint, NodeInfo, NodeRow, Phase
+from elastic_core.protocol.node_events import Exit, Grace, Leaving, MakeOffer, Notice, Notify, Start, Stop, Work
+from elastic_core.protocol.roster import Ask, LastCheckpoint, NodeRow, Phase
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
 
@@ -26,34 +28,19 @@ ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes
 class NodeState:
     """The state of a node."""
 
-    info: NodeInfo
+    row: NodeRow  # what it says about itself; :func:`row_of` adds how far it has read
     ledger: Ledger
-    offer: Offer | None = None  # the place for the workers' store of a next round; None once any round has used it
-    needs_offer: bool = False  # whether a new offer has yet to be made
+    needs_offer: bool = False  # whether a new offer has yet to be made; the row's is None once any round has used it
     work: Work = Work.NONE
-    phase: Phase = Phase.WAITING
-    round: int = 0  # the newest round whose workers were started here; 0 for none
-    incident: Incident | None = None
-    alike: int = 0  # how many local workers failed with the message of the failure that ended the round
-    progressed: bool = False
-    checkpoint: LastCheckpoint | None = None  # the newest one of the round; None if the node does not notice any
-    leaving: Leave | None = None
+    leaving: Leaving | None = None
     store_lost: bool = False  # whether an embedded store is gone, so that no further entry can come
-    probed: int = 0  # the newest round after whose failure this node has probed its peers; 0 for none
-    unreachable: tuple[str, ...] = ()  # the peers that it did not reach then
     started: tuple[str, ...] = ()
     """The offers of the newest ROUNDS_REMEMBERED rounds whose workers were started here; none is started twice (S3).
 
     A store would have to go back further than that to have a round started twice."""
     run_replaced: str = ""  # why the run in the store is not this node's run any more; '' while it is
-    takes_notices: bool = False  # whether every worker of the round has reported a step
     sent_notice: Notice | None = None  # the notice that the workers were sent last
-    steps: tuple[int, ...] = ()
-    """The answer to its PLAN: the step that each local rank had reported after the notice was sent; () before that."""
-    asks: tuple[Ask, ...] = ()  # what its monitors ask all nodes of the round
     asked: int = 0  # the index of the newest QUESTION that its monitors were asked
-    answer: Answer | None = None  # what they have answered; None once it has stood in the row for long enough
-    stepped_down: bool = False  # whether the workers have stopped by themselves, as the notice said
 
 
 def step(state: NodeState, event: node_events.NodeEvent) -> tuple[NodeState, tuple[node_events.Effect, ...]]:
@@ -67,33 +54,11 @@ def step(state: NodeState, event: node_events.NodeEvent) -> tuple[NodeState, tup
 
 def row_of(state: NodeState) -> NodeRow:
     """Return the roster row of this node."""
-    return NodeRow(
-        info=state.info,
-        run=state.ledger.head.run,
-        phase=state.phase,
-        round=state.round,
-        head=state.ledger.head.index,
-        epoch=state.ledger.head.epoch,
-        offer=state.offer,
-        incident=state.incident,
-        alike=state.alike,
-        leaving=state.leaving is not None,
-        returns=state.leaving is not None and state.leaving.rejoin,
-        grace=0.0 if state.leaving is None else state.leaving.grace,
-        takes_notices=state.takes_notices,
-        answered=state.sent_notice.plan if state.sent_notice is not None and state.steps else 0,
-        steps=state.steps,
-        stepped_down=state.stepped_down,
-        progressed=state.progressed,
-        checkpoint=state.checkpoint,
-        probed=state.probed,
-        unreachable=state.unreachable,
-        asks=state.asks,
-        answer=state.answer,
-    )
+    head = state.ledger.head
+    return replace(state.row, run=head.run, head=head.index, epoch=head.epoch)
 
 
-def supersedes(leaving: Leave | None, grace: float) -> bool:
+def supersedes(leaving: Leaving | None, grace: float) -> bool:
     """Return whether a new reason to leave within ``grace`` seconds replaces the one that the node has.
 
     A node that leaves only to enter again then leaves for good, as one that was drained or preempted (rule L17).
@@ -104,14 +69,14 @@ def supersedes(leaving: Leave | None, grace: float) -> bool:
 def known_failure(state: NodeState) -> Incident | None:
     """Return the failure that ended the node's round, as far as the node knows: its own, or the one of the HALT."""
     halt = state.ledger.halt
-    return state.incident or (halt.incident if halt is not None and halt.round == state.round else None)
+    return state.row.incident or (halt.incident if halt is not None and halt.round == state.row.round else None)
 
 
 def is_newly_excluded(before: NodeState, after: NodeState, now: float) -> bool:
     """Whether this host was excluded after ``before``, and the job goes on without this node (rule L17)."""
-    host, ledger = after.info.host_id, after.ledger
+    host, ledger = after.row.info.host_id, after.ledger
     known, excluded = (one.counters.excluded_at(one.age(now)) for one in (before.ledger, ledger))
-    if host not in excluded or host in known or ledger.is_member(after.info.node_id):
+    if host not in excluded or host in known or ledger.is_member(after.row.info.node_id):
         return False  # a member is needed, although its host was excluded
     return after.leaving is None and ledger.closed is None
 
@@ -122,65 +87,60 @@ def failed_round(before: NodeState, after: NodeState) -> Round | None:
     stopped = before.work is Work.RUNNING and after.work is Work.STOPPING
     if not stopped or current is None or len(current.members) < 2:
         return None
-    if after.leaving is not None or after.run_replaced or after.stepped_down:
+    if after.leaving is not None or after.run_replaced or after.row.stepped_down:
         return None
-    if not after.round or ledger.closed is not None:
+    if not after.row.round or ledger.closed is not None:
         return None
     if ledger.halt is not None and ledger.halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP):
         return None
     return current
 
 
+def _say(state: NodeState, **changes: Any) -> NodeState:
+    """Return the state with these changes of the row."""
+    return replace(state, row=replace(state.row, **changes))
+
+
 def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
+    row, running = state.row, state.work is Work.RUNNING
     match event:
         case node_events.EntriesRead(entries, now):
-            ledger, offer = state.ledger, state.offer
-            for entry in entries:
-                if ledger.closed is not None:
-                    break  # entries after CLOSED are another run's (I12)
-                ledger = advance(ledger, entry, now)
-                if isinstance(entry.body, Round) and entry.body.offer == offer:
-                    offer = None
-            resumed = any(isinstance(entry.body, Resume) for entry in entries)
-            after = _replace_history(state, ledger) if resumed else replace(state, ledger=ledger)
-            after = replace(after, asks=tuple(ask for ask in after.asks if ask.known == ledger.answered_at(ask.name)))
-            used = offer != state.offer
-            return replace(after, offer=None, needs_offer=True) if used else after
+            return _read_entries(state, entries, now)
         case node_events.HistoryReplaced(ledger):
             return _replace_history(state, ledger)
         case node_events.Offered(offer):
-            return replace(state, offer=offer, needs_offer=False)
-        case node_events.WorkerFailed(incident) if state.work is Work.RUNNING and state.incident is None:
-            return replace(state, incident=incident)
+            return replace(_say(state, offer=offer), needs_offer=False)
+        case node_events.WorkerFailed(incident) if running and row.incident is None:
+            return _say(state, incident=incident)
         case node_events.WorkerFailed(incident) if _is_better_cause(state, incident):
-            return replace(state, incident=incident)
-        case node_events.WorkersDone() if state.work is Work.RUNNING:
-            return replace(state, work=Work.DONE, phase=Phase.FINISHED, progressed=True)
+            return _say(state, incident=incident)
+        case node_events.WorkersDone() if running:
+            return replace(_say(state, phase=Phase.FINISHED, progressed=True), work=Work.DONE)
         case node_events.WorkersGone(alike):
-            phase = state.phase if state.phase is Phase.FINISHED else Phase.STOPPED
-            return replace(state, work=Work.NONE, phase=phase if state.round else Phase.WAITING, alike=alike)
-        case node_events.Progressed(number) if number == state.round and state.work is Work.RUNNING:
-            return replace(state, progressed=True)
-        case node_events.Checkpointed(number) if number == state.round and state.work is Work.RUNNING:
+            phase = row.phase if row.phase is Phase.FINISHED else Phase.STOPPED
+            return replace(_say(state, phase=phase if row.round else Phase.WAITING, alike=alike), work=Work.NONE)
+        case node_events.Progressed(number) if running and number == row.round:
+            return _say(state, progressed=True)
+        case node_events.Checkpointed(number) if running and number == row.round:
             return _note_checkpoint(state, event)
-        case node_events.Probed(number, unreachable) if number > state.probed and not _is_probe_unneeded(state, event):
-            return replace(state, probed=number, unreachable=unreachable)
-        case node_events.TakesNotices(number) if number == state.round and state.work is Work.RUNNING:
-            return replace(state, takes_notices=True, progressed=True)
-        case node_events.Answered(notice, steps) if notice == state.sent_notice and state.work is Work.RUNNING:
-            return replace(state, steps=steps)
-        case node_events.Asked(number, name, value) if number == state.round and state.work is Work.RUNNING:
+        case node_events.Probed(number, unreachable) if number > row.probed and not _is_probe_unneeded(state, event):
+            return _say(state, probed=number, unreachable=unreachable)
+        case node_events.TakesNotices(number) if running and number == row.round:
+            return _say(state, takes_notices=True, progressed=True)
+        case node_events.Answered(notice, steps) if running and notice == state.sent_notice:
+            return _say(state, steps=steps, answered=notice.plan if steps else 0)
+        case node_events.Asked(number, name, value) if running and number == row.round:
             return _ask(state, name, value)
-        case node_events.AnswerFound(answer) if answer.to == state.asked and state.work is Work.RUNNING:
-            return replace(state, answer=answer)
-        case node_events.AnswerFound(answer) if answer.to == state.ledger.head.anchors.halt and state.round:
-            return replace(state, answer=answer)  # of workers that are being stopped
-        case node_events.AnswerRead(to) if state.answer is not None and state.answer.to == to == state.asked:
-            return replace(state, answer=None)
-        case node_events.SteppedDown() if state.work is Work.RUNNING:
-            return replace(state, stepped_down=True)
-        case node_events.Leaving(why, code, grace, rejoin) if supersedes(state.leaving, grace):
-            return replace(state, leaving=Leave(why, code, grace, rejoin))
+        case node_events.AnswerFound(answer) if running and answer.to == state.asked:
+            return _say(state, answer=answer)
+        case node_events.AnswerFound(answer) if answer.to == state.ledger.head.anchors.halt and row.round:
+            return _say(state, answer=answer)  # of workers that are being stopped
+        case node_events.AnswerRead(to) if row.answer is not None and row.answer.to == to == state.asked:
+            return _say(state, answer=None)
+        case node_events.SteppedDown() if running:
+            return _say(state, stepped_down=True)
+        case node_events.Leaving() if supersedes(state.leaving, event.grace):
+            return replace(_say(state, leaving=True, returns=event.rejoin, grace=event.grace), leaving=event)
         case node_events.StoreLost():
             return replace(state, store_lost=True)
         case node_events.RunReplaced(why):
@@ -188,23 +148,37 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
     return state
 
 
+def _read_entries(state: NodeState, entries: Sequence[Entry], now: float) -> NodeState:
+    ledger, offer = state.ledger, state.row.offer
+    for entry in entries:
+        if ledger.closed is not None:
+            break  # entries after CLOSED are another run's (I12)
+        ledger = advance(ledger, entry, now)
+        if isinstance(entry.body, Round) and entry.body.offer == offer:
+            offer = None
+    resumed = any(isinstance(entry.body, Resume) for entry in entries)
+    after = _replace_history(state, ledger) if resumed else replace(state, ledger=ledger)
+    after = _say(after, asks=tuple(ask for ask in after.row.asks if ask.known == ledger.answered_at(ask.name)))
+    return replace(_say(after, offer=None), needs_offer=True) if offer != state.row.offer else after
+
+
 def _note_checkpoint(state: NodeState, event: node_events.Checkpointed) -> NodeState:
     """Return the state after a checkpoint, or from when on the node notices checkpoints.
 
     The ledger's age is the one clock that the nodes share, so a leader of any later term can tell how old it is.
     """
-    before = state.checkpoint
+    before = state.row.checkpoint
     if not event.saved and before is not None:
         return state
     newer = event.newer or (before is not None and before.newer)
-    return replace(state, checkpoint=LastCheckpoint(round(state.ledger.age(event.now), 1), event.saved, newer))
+    return _say(state, checkpoint=LastCheckpoint(round(state.ledger.age(event.now), 1), event.saved, newer))
 
 
 def _is_better_cause(state: NodeState, incident: Incident) -> bool:
     """Whether a failure that was found while workers were being stopped is closer to the root cause."""
     known = known_failure(state)
     better = known is not None and distance_to_cause(incident) < distance_to_cause(known)
-    return better and incident.round == state.round
+    return better and incident.round == state.row.round
 
 
 def _is_probe_unneeded(state: NodeState, found: node_events.Probed) -> bool:
@@ -214,7 +188,7 @@ def _is_probe_unneeded(state: NodeState, found: node_events.Probed) -> bool:
     """
     current = state.ledger.round
     following = state.ledger.is_live and current is not None and current.number > found.round
-    return following and not found.unreachable and not state.unreachable
+    return following and not found.unreachable and not state.row.unreachable
 
 
 def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
@@ -224,35 +198,32 @@ def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
     histories are the same only if their members are too, because each history may have used the same offer.
     """
     before, after = state.ledger.round, ledger.round
-    state = replace(state, ledger=ledger, offer=None, needs_offer=True)
-    asks = tuple(replace(ask, known=ledger.answered_at(ask.name)) for ask in state.asks)
-    state = replace(state, asks=asks, asked=0, answer=None)  # entries of two histories may have one index
+    asks = tuple(replace(ask, known=ledger.answered_at(ask.name)) for ask in state.row.asks)
+    # Entries of two histories may have one index, so that an answer may be to another question.
+    state = replace(_say(state, offer=None, asks=asks, answer=None), ledger=ledger, needs_offer=True, asked=0)
     if before is not None and after is not None and _is_same_round(before, after):
         return state
-    phase = Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING
-    return replace(_forget_round(state), round=0, phase=phase)
+    return _enter_round(state, 0, Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING)
 
 
 def _is_same_round(one: Round, other: Round) -> bool:
     return (one.number, one.offer, one.members) == (other.number, other.offer, other.members)
 
 
-def _forget_round(state: NodeState) -> NodeState:
-    """Return the state without what is known of the workers of one round."""
-    return replace(
-        state,
-        incident=None,
-        alike=0,
-        progressed=False,
-        checkpoint=None,
-        takes_notices=False,
-        sent_notice=None,
-        steps=(),
-        stepped_down=False,
-        asks=(),
-        asked=0,
-        answer=None,
+def _enter_round(state: NodeState, number: int, phase: Phase) -> NodeState:
+    """Return the state in a round, or in none (0), without what is known of the workers of another one."""
+    row = NodeRow(
+        info=state.row.info,
+        phase=phase,
+        round=number,
+        offer=state.row.offer,
+        leaving=state.row.leaving,
+        returns=state.row.returns,
+        grace=state.row.grace,
+        probed=state.row.probed,
+        unreachable=state.row.unreachable,
     )
+    return replace(state, row=row, sent_notice=None, asked=0)
 
 
 def _reconcile(state: NodeState) -> tuple[NodeState, tuple[node_events.Effect, ...]]:
@@ -260,23 +231,23 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[node_events.Effect, .
         release = (Notify(None),) if state.sent_notice is not None and state.sent_notice.step is None else ()
         return replace(state, work=Work.STOPPING), (*release, stop)
     if state.work is Work.RUNNING and (notice := _wanted_notice(state)) != state.sent_notice:
-        return replace(
-            state, sent_notice=notice, steps=state.steps if _is_same_plan(notice, state.sent_notice) else ()
-        ), (Notify(notice),)
+        if not _is_same_plan(notice, state.sent_notice):
+            state = _say(state, steps=(), answered=0)
+        return replace(state, sent_notice=notice), (Notify(notice),)
     if state.work is Work.RUNNING and (asked := _open_question(state)) is not None:
-        return replace(state, asked=asked.index, answer=None), (asked,)
+        return replace(_say(state, answer=None), asked=asked.index), (asked,)
     if state.work in (Work.NONE, Work.DONE) and (end := _find_exit(state)) is not None:
         return state, (end,)
-    wanted, dropped = _wanted_round(state), not state.ledger.is_member(state.info.node_id)
+    wanted, dropped = _wanted_round(state), not state.ledger.is_member(state.row.info.node_id)
     if state.work is Work.DONE and (wanted is not None or dropped):
         return replace(state, work=Work.STOPPING), (Stop(Grace.BROKEN, "what they left behind"),)
     if state.work is Work.NONE:
         if wanted is not None:
             return _start(state, wanted)
         if (resumed := _round_run_before(state)) is not None:
-            state = replace(state, phase=Phase.STOPPED, round=resumed.number)
+            state = _say(state, phase=Phase.STOPPED, round=resumed.number)
         if dropped:
-            state = replace(state, phase=Phase.WAITING)  # not a member any more: a newcomer from now on
+            state = _say(state, phase=Phase.WAITING)  # not a member any more: a newcomer from now on
     if state.needs_offer and wanted is None:
         return replace(state, needs_offer=False), (MakeOffer(),)
     return state, ()
@@ -287,11 +258,12 @@ def _unwanted_stop(state: NodeState) -> Stop | None:
     ledger = state.ledger
     if state.leaving is not None and not state.leaving.grace:
         return Stop(Grace.PLANNED, state.leaving.why)
-    if state.stepped_down:
+    if state.row.stepped_down:
         return Stop(Grace.BROKEN, "what they left behind")
     if state.run_replaced:
         return Stop(Grace.BROKEN, state.run_replaced)
-    if state.incident is not None and not state.incident.follows_peer:  # else its peer may be here, about to end
+    incident = state.row.incident
+    if incident is not None and not incident.follows_peer:  # else its peer may be here, about to end
         return Stop(Grace.BROKEN, "a local worker failed")
     if ledger.closed is not None:
         return Stop(Grace.BROKEN, f"the job is closed: {ledger.closed.why}")
@@ -300,9 +272,9 @@ def _unwanted_stop(state: NodeState) -> Stop | None:
         lost_peer = not planned and ledger.halt.incident is not None and ledger.halt.incident.follows_peer
         index = ledger.head.anchors.halt if lost_peer else 0
         return Stop(Grace.PLANNED if planned else Grace.BROKEN, ledger.halt.why, index)
-    if not state.round:
+    if not state.row.round:
         return Stop(Grace.BROKEN, "the store lost the round that they are of, and the job has gone on without it")
-    if ledger.round is not None and ledger.round.number != state.round:
+    if ledger.round is not None and ledger.round.number != state.row.round:
         return Stop(Grace.BROKEN, f"round {ledger.round.number} follows: {ledger.round.why}")
     return None
 
@@ -313,7 +285,7 @@ def _wanted_notice(state: NodeState) -> Notice | None:
     A step that they were told is never taken back: some may have stopped there.
     """
     ledger, sent = state.ledger, state.sent_notice
-    if ledger.plan is None or state.store_lost or not state.takes_notices:
+    if ledger.plan is None or state.store_lost or not state.row.takes_notices:
         return sent if sent is not None and sent.step is not None else None
     if ledger.stop_at is None:
         return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline)
@@ -324,17 +296,17 @@ def _wanted_notice(state: NodeState) -> Notice | None:
 def _open_question(state: NodeState) -> node_events.FindAnswer | None:
     """Return the effect of a QUESTION about the round here; None without a new one."""
     index, found = state.ledger.question_index, state.ledger.question
-    if found is None or found.round != state.round or index == state.asked:
+    if found is None or found.round != state.row.round or index == state.asked:
         return None
     return node_events.FindAnswer(index, found.name, found.value)
 
 
 def _ask(state: NodeState, name: str, value: str | None) -> NodeState:
     """Return the state after a monitor asks all nodes something, or does no longer."""
-    others = tuple(ask for ask in state.asks if ask.name != name)
+    others = tuple(ask for ask in state.row.asks if ask.name != name)
     if value is None or len(others) >= MAX_ASKS:
-        return replace(state, asks=others)
-    return replace(state, asks=(*others, Ask(name, value, state.ledger.answered_at(name))))
+        return _say(state, asks=others)
+    return _say(state, asks=(*others, Ask(name, value, state.ledger.answered_at(name))))
 
 
 def _is_same_plan(one: Notice | None, other: Notice | None) -> bool:
@@ -347,18 +319,18 @@ def _find_exit(state: NodeState) -> Exit | None:
         return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
     if state.leaving is not None and not _may_be_needed(state, state.leaving):
         return Exit(state.leaving.exit_code, state.leaving.why, rejoin=state.leaving.rejoin)
-    if state.run_replaced and state.phase is not Phase.FINISHED:
+    if state.run_replaced and state.row.phase is not Phase.FINISHED:
         return Exit(ExitCode.STORE_LOST, state.run_replaced, rejoin=True)
     if state.store_lost or state.run_replaced:
-        if state.phase is Phase.FINISHED:
+        if state.row.phase is Phase.FINISHED:
             return Exit(ExitCode.SUCCESS, "the store is gone, but every worker of this node had exited with 0")
         return Exit(ExitCode.STORE_LOST, "the store is gone, and nothing can be agreed on without it")
     return None
 
 
-def _may_be_needed(state: NodeState, leaving: Leave) -> bool:
+def _may_be_needed(state: NodeState, leaving: Leaving) -> bool:
     """Whether a leaving node whose workers stopped as planned may host the store that other workers still need."""
-    return leaving.grace > 0 and state.stepped_down and state.ledger.plan is not None
+    return leaving.grace > 0 and state.row.stepped_down and state.ledger.plan is not None
 
 
 def _wanted_round(state: NodeState) -> Round | None:
@@ -367,17 +339,17 @@ def _wanted_round(state: NodeState) -> Round | None:
     if (
         current is None
         or not state.ledger.is_live
-        or current.number <= state.round
+        or current.number <= state.row.round
         or current.offer.id in state.started
     ):
         return None
-    return current if state.ledger.is_member(state.info.node_id) else None
+    return current if state.ledger.is_member(state.row.info.node_id) else None
 
 
 def _round_run_before(state: NodeState) -> Round | None:
     """Return the live round if the store went back to it and its workers here were already stopped (rule S3)."""
     current = state.ledger.round
-    if current is None or not state.ledger.is_live or current.number == state.round:
+    if current is None or not state.ledger.is_live or current.number == state.row.round:
         return None
     return current if current.offer.id in state.started else None
 
@@ -387,12 +359,5 @@ def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[node_event
     if state.needs_offer:
         effects = (*effects, MakeOffer())
     started = (*state.started, wanted.offer.id)[-ROUNDS_REMEMBERED:]
-    state = replace(
-        _forget_round(state),
-        work=Work.RUNNING,
-        phase=Phase.RUNNING,
-        round=wanted.number,
-        needs_offer=False,
-        started=started,
-    )
-    return state, effects
+    state = _enter_round(state, wanted.number, Phase.RUNNING)
+    return replace(state, work=Work.RUNNING, needs_offer=False, started=started), effects

@@ -24,16 +24,6 @@ class Work(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Why this node leaves, and its exit code."""
-
-    why: str
-    exit_code: int
-    grace: float = 0.0  # seconds that the workers have to stop together with all others; 0 if they are stopped at once
-    rejoin: bool = False  # whether it leaves only to enter again; any other reason to leave replaces this one
-
-
-@dataclass(frozen=True, slots=True)
 class Notice:
     """A PLAN as workers are told of it, with the step at which they stop once it is known."""
 
@@ -161,8 +151,8 @@ class Leaving(NodeEvent):
 
     why: str
     exit_code: int
-    grace: float = 0.0
-    rejoin: bool = False
+    grace: float = 0.0  # seconds that the workers have to stop together with all others; 0 if they are stopped at once
+    rejoin: bool = False  # whether it leaves only to enter again; any other reason to leave replaces this one
 
     @classmethod
     def signalled(cls, signum: int, name: str, grace: float = 0.0) -> Leaving:

@@ -32,6 +32,7 @@ from elastic_core.protocol import (
     MakeOffer,
     NodeEvent,
     NodeInfo,
+    NodeRow,
     NodeState,
     Offer,
     Offered,
@@ -179,7 +180,7 @@ class TorchrunHandler(RendezvousHandler):
                 return 0
             current, since = self._begun
             now = self._runtime.now()
-            if now - since >= SILENT_PROGRESS and not self._state.progressed:
+            if now - since >= SILENT_PROGRESS and not self._state.row.progressed:
                 self._step(Progressed(current.number))
             fence = FENCE_SHARE * self._state.ledger.settings.timing.fence_after
             return int(self._state.work is Work.STOPPING or now - self._session.contact.at >= fence)
@@ -193,7 +194,7 @@ class TorchrunHandler(RendezvousHandler):
     def set_closed(self) -> None:
         """Close the job as failed, unless it is closed."""
         if self._store is not None and self._session is not None:
-            info = self._state.info
+            info = self._state.row.info
             close_run(self._store, info.node_id, f"torchrun's agent on {info} has given up", self._runtime)
 
     def shutdown(self) -> bool:
@@ -271,7 +272,7 @@ class TorchrunHandler(RendezvousHandler):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
         for difference in describe_differences(found.ledger.settings, settings):
             say(Event("settings_differ", difference, Level.WARNING))
-        self._state, self._row = NodeState(info=info, ledger=found.ledger, offer=offer), found.row
+        self._state, self._row = NodeState(row=NodeRow(info=info, offer=offer), ledger=found.ledger), found.row
         calls = SessionCalls(post=self._post, publish=say, judge=_restart, crashed=self._crashed)
         try:
             self._session = Session(self._store, found, self._runtime, calls)
@@ -291,10 +292,10 @@ class TorchrunHandler(RendezvousHandler):
         with self._changed:
             self._check()
             if self._state.work is Work.RUNNING:
-                info = self._state.info
+                info = self._state.row.info
                 incident = Incident(
                     kind=IncidentKind.WORKER_FAILED,
-                    round=self._state.round,
+                    round=self._state.row.round,
                     node_id=info.node_id,
                     host=str(info),
                     message=why,
@@ -306,7 +307,7 @@ class TorchrunHandler(RendezvousHandler):
     def _finished(self) -> None:
         """Note that the agent enters its exit barrier, and will not start workers again."""
         with self._changed:
-            self._last = self._state.round
+            self._last = self._state.row.round
             self._post(WorkersDone())
 
     def _post(self, event: NodeEvent) -> None:
@@ -393,7 +394,7 @@ class TorchrunHandler(RendezvousHandler):
 
     def _info(self, current: Round) -> RendezvousInfo | None:
         """Return the round as torchrun's agent takes it, once all agents are there; None if it was over before."""
-        rank = current.group_ranks[self._state.info.node_id]
+        rank = current.group_ranks[self._state.row.info.node_id]
         offer = current.offer
         with self._changed:
             port = self._ports.pop(offer.id, None)
