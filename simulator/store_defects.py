@@ -25,7 +25,7 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a run whose nodes are all gone takes the place of one that goes on",
         "restore",
-        "theirs is not None and living_hosts(store, theirs, me, runtime)",
+        "theirs and living_hosts(store, theirs, me, runtime)",
         "True",
         "returned",
         1000,
@@ -33,8 +33,8 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "nothing is put back",
         "overlap",
-        "PutBack(memory.entries[head + 1 - memory.entries[0].index :])",
-        "Intact() or PutBack(memory.entries[head + 1 - memory.entries[0].index :])",
+        "Overlap.BEHIND",
+        "Overlap.INTACT",
         "data_loss",
         1000,
     ),

@@ -10,9 +10,7 @@ from views import VERSIONS, incident, live, settings, start, then
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.admission import (
-    Join,
-    OpenNext,
-    Report,
+    Admission,
     admit,
     check_settings,
     describe_differences,
@@ -37,18 +35,18 @@ REFUSED = None
 @pytest.mark.parametrize(
     ("closed", "theirs", "mine", "alive", "answer"),
     [
-        (False, None, None, [], Join()),
-        (False, None, None, ["host-b"], Join()),
-        (False, "s1", "s1", ["host-b"], Join()),
-        (False, "s1", None, [], Join()),
-        (False, "s1", "s2", [], OpenNext(abandoned=True)),
+        (False, None, None, [], Admission.JOIN),
+        (False, None, None, ["host-b"], Admission.JOIN),
+        (False, "s1", "s1", ["host-b"], Admission.JOIN),
+        (False, "s1", None, [], Admission.JOIN),
+        (False, "s1", "s2", [], Admission.CLOSE_AND_OPEN_NEXT),
         (False, "s1", "s2", ["host-b"], REFUSED),
         (False, None, "s2", ["host-b"], REFUSED),
-        (True, "s1", "s1", [], Report(CLOSED)),
-        (True, "s1", "s1", ["host-b"], Report(CLOSED)),
-        (True, "s1", "s2", ["host-b"], OpenNext(abandoned=False)),
-        (True, None, None, [], OpenNext(abandoned=False)),
-        (True, "s1", None, [], OpenNext(abandoned=False)),
+        (True, "s1", "s1", [], CLOSED),
+        (True, "s1", "s1", ["host-b"], CLOSED),
+        (True, "s1", "s2", ["host-b"], Admission.OPEN_NEXT),
+        (True, None, None, [], Admission.OPEN_NEXT),
+        (True, "s1", None, [], Admission.OPEN_NEXT),
         (True, None, None, ["host-b"], REFUSED),
         (True, "s1", None, ["host-b"], REFUSED),
         (True, None, "s2", ["host-b"], REFUSED),
@@ -69,7 +67,7 @@ def test_admission(closed: bool, theirs: str | None, mine: str | None, alive: li
 @pytest.mark.parametrize(
     ("closed", "answer"),
     [
-        pytest.param(TOO_FEW, OpenNext(abandoned=False), id="too few nodes have come"),
+        pytest.param(TOO_FEW, Admission.OPEN_NEXT, id="too few nodes have come"),
         pytest.param(replace(TOO_FEW, incident=incident("a")), None, id="a worker had failed before"),
         pytest.param(replace(TOO_FEW, exit_code=1), None, id="it has failed"),
         pytest.param(replace(TOO_FEW, success=True, exit_code=0), None, id="it has succeeded"),
@@ -77,7 +75,7 @@ def test_admission(closed: bool, theirs: str | None, mine: str | None, alive: li
 )
 def test_a_node_that_comes_after_its_run_has_waited_in_vain_begins_the_next_one(closed: Closed, answer: object) -> None:
     ledger = then(start(uid="s1"), closed, at=1.0)
-    assert admit(ledger, "s1", []) == (answer or Report(closed))
+    assert admit(ledger, "s1", []) == (answer or closed)
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,10 @@ from elastic_core.protocol.entries import Anchors, Closed, Entry, Halt, HaltReas
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, open_ledger, restore_ledger
 from elastic_core.protocol.repair import (
     ENTRIES_REMEMBERED,
-    Adopt,
-    Diverged,
-    Intact,
     Memory,
     Overlap,
-    Passed,
-    PutBack,
     Rejoin,
-    RejoinIfAlive,
     Settlement,
-    WriteResume,
     can_follow,
     compose_resume,
     describe_loss,
@@ -73,16 +66,16 @@ def of_run(ledger: Ledger, run: str) -> Ledger:
 @pytest.mark.parametrize(
     ("head", "at", "expected"),
     [
-        pytest.param(6, MINE.head, Intact(), id="all is there"),
-        pytest.param(9, MINE.head, Intact(), id="and more"),
-        pytest.param(6, other(MINE), Diverged(), id="another entry at the same index"),
-        pytest.param(9, other(MINE), Diverged(), id="another entry, and more"),
-        pytest.param(5, RUN[4].head, PutBack((RUN[5].head,)), id="the last one is gone"),
-        pytest.param(2, RUN[1].head, PutBack(MEMORY.entries[2:]), id="the last four are gone"),
-        pytest.param(4, other(RUN[3]), Diverged(), id="behind, and it went another way"),
-        pytest.param(0, None, Diverged(), id="empty"),
-        pytest.param(9, None, Diverged(), id="nothing in the place of the newest that was read"),
-        pytest.param(5, None, Diverged(), id="behind, and its newest is a tombstone"),
+        pytest.param(6, MINE.head, Overlap.INTACT, id="all is there"),
+        pytest.param(9, MINE.head, Overlap.INTACT, id="and more"),
+        pytest.param(6, other(MINE), Overlap.DIVERGED, id="another entry at the same index"),
+        pytest.param(9, other(MINE), Overlap.DIVERGED, id="another entry, and more"),
+        pytest.param(5, RUN[4].head, Overlap.BEHIND, id="the last one is gone"),
+        pytest.param(2, RUN[1].head, Overlap.BEHIND, id="the last four are gone"),
+        pytest.param(4, other(RUN[3]), Overlap.DIVERGED, id="behind, and it went another way"),
+        pytest.param(0, None, Overlap.DIVERGED, id="empty"),
+        pytest.param(9, None, Overlap.DIVERGED, id="nothing in the place of the newest that was read"),
+        pytest.param(5, None, Overlap.DIVERGED, id="behind, and its newest is a tombstone"),
     ],
 )
 def test_the_overlap_of_a_ledger_that_was_read_with_the_store(head: int, at: Entry | None, expected: Overlap) -> None:
@@ -90,17 +83,17 @@ def test_the_overlap_of_a_ledger_that_was_read_with_the_store(head: int, at: Ent
 
 
 def test_entries_from_before_one_joined_cannot_be_put_back() -> None:
-    assert overlap(MINE, told(*RUN[3:]), 2, RUN[1].head) == Diverged()
+    assert overlap(MINE, told(*RUN[3:]), 2, RUN[1].head) == Overlap.DIVERGED
 
 
 def test_a_tombstone_in_the_place_of_what_was_read_shows_that_the_others_have_long_passed_it() -> None:
     """The run may be over, and the next one begun: nothing was lost that would have to be resumed."""
-    assert overlap(MINE, MEMORY, 9, None, shrunk=True) == Passed()
+    assert overlap(MINE, MEMORY, 9, None, shrunk=True) == Overlap.PASSED
 
 
 def test_a_run_that_is_over_is_let_go() -> None:
     closed = then(MINE, SUCCESS, at=9.0)
-    assert overlap(closed, told(closed), 0, None) == Intact()
+    assert overlap(closed, told(closed), 0, None) == Overlap.INTACT
 
 
 FRESH = of_run(start(), "fresh")
@@ -115,27 +108,27 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
 @pytest.mark.parametrize(
     ("mine", "memory", "theirs", "expected"),
     [
-        pytest.param(MINE, MEMORY, None, WriteResume(), id="an empty store"),
-        pytest.param(MINE, MEMORY, FRESH, WriteResume(), id="a newcomer's OPEN without a ROUND is outranked"),
+        pytest.param(MINE, MEMORY, None, Settlement.RESUME, id="an empty store"),
+        pytest.param(MINE, MEMORY, FRESH, Settlement.RESUME, id="a newcomer's OPEN without a ROUND is outranked"),
         pytest.param(
             MINE,
             MEMORY,
             of_run(then(start(), Leader(why="x"), at=1.0, author="d"), "fresh"),
-            WriteResume(),
+            Settlement.RESUME,
             id="a LEADER changes nothing in that",
         ),
         pytest.param(
             MINE,
             MEMORY,
             FOREIGN,
-            RejoinIfAlive("the store was lost, and run foreign has begun there since"),
+            Rejoin("the store was lost, and run foreign has begun there since", if_alive=True),
             id="another run's ROUND is not, if a node of it is alive",
         ),
         pytest.param(
             after_runs(MINE, ("older", "foreign")),
             MEMORY,
             FOREIGN,
-            WriteResume(),
+            Settlement.RESUME,
             id="unless it came before this one",
         ),
         pytest.param(
@@ -146,52 +139,62 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
             id="and it came after this one for certain",
         ),
         pytest.param(
-            MINE, MEMORY, of_run(then(live("cd"), SUCCESS, at=11.0), "foreign"), WriteResume(), id="unless that is over"
+            MINE,
+            MEMORY,
+            of_run(then(live("cd"), SUCCESS, at=11.0), "foreign"),
+            Settlement.RESUME,
+            id="unless that is over",
         ),
-        pytest.param(MINE, MEMORY, ONCE, Adopt(), id="another survivor has resumed the run"),
-        pytest.param(MINE, MEMORY, DECIDED, Adopt(), id="and the run has gone on since"),
-        pytest.param(MINE, MEMORY, resumed(RUN[2]), WriteResume(), id="by one that knew less"),
-        pytest.param(ONCE, told(ONCE), resumed(RUN[2]), WriteResume(), id="after this node had resumed it"),
+        pytest.param(MINE, MEMORY, ONCE, Settlement.ADOPT, id="another survivor has resumed the run"),
+        pytest.param(MINE, MEMORY, DECIDED, Settlement.ADOPT, id="and the run has gone on since"),
+        pytest.param(MINE, MEMORY, resumed(RUN[2]), Settlement.RESUME, id="by one that knew less"),
+        pytest.param(ONCE, told(ONCE), resumed(RUN[2]), Settlement.RESUME, id="after this node had resumed it"),
         pytest.param(
-            ONCE, told(ONCE), resumed(MINE, entry_id="r2"), Adopt(), id="two who resumed the same: the store's it is"
+            ONCE,
+            told(ONCE),
+            resumed(MINE, entry_id="r2"),
+            Settlement.ADOPT,
+            id="two who resumed the same: the store's it is",
         ),
-        pytest.param(MINE, MEMORY, resumed(DECIDED), Adopt(), id="who was cut off for long knows less, not more"),
-        pytest.param(DECIDED, told(DECIDED), ONCE, WriteResume(), id="a survivor that knew less has resumed it"),
+        pytest.param(
+            MINE, MEMORY, resumed(DECIDED), Settlement.ADOPT, id="who was cut off for long knows less, not more"
+        ),
+        pytest.param(DECIDED, told(DECIDED), ONCE, Settlement.RESUME, id="a survivor that knew less has resumed it"),
         pytest.param(
             then(DECIDED, Round(number=6, offer=offer("b", 9), members=members("b")), at=61.0),
             told(DECIDED),
             then(resumed(RUN[2]), Halt(round=2, reason=HaltReason.FAILURE, why="b failed"), at=61.0),
-            Adopt(),
+            Settlement.ADOPT,
             id="and has decided since: two live rounds must not be",
         ),
-        pytest.param(DECIDED, told(DECIDED), MINE, WriteResume(), id="a copy from before the run was resumed"),
+        pytest.param(DECIDED, told(DECIDED), MINE, Settlement.RESUME, id="a copy from before the run was resumed"),
         pytest.param(
             MINE,
             told(*RUN[4:]),
             RUN[2],
-            WriteResume(),
+            Settlement.RESUME,
             id="a copy from before this node came, which cannot put back the exact entries",
         ),
         pytest.param(
             MINE,
             told(*RUN[4:]),
             OUSTED,
-            Adopt(),
+            Settlement.ADOPT,
             id="unless a leader has decided there that this node never heard of",
         ),
         pytest.param(
             LED,
             told(LED),
             OUSTED,
-            Adopt(),
+            Settlement.ADOPT,
             id="be it at the same time as another that it has heard of",
         ),
-        pytest.param(LED, told(LED), RUN[2], WriteResume(), id="that there was an older leader shows nothing"),
+        pytest.param(LED, told(LED), RUN[2], Settlement.RESUME, id="that there was an older leader shows nothing"),
         pytest.param(
             MINE,
             MEMORY,
             then(RUN[2], Halt(round=2, reason=HaltReason.FAILURE, why="b failed"), at=3.0),
-            Adopt(),
+            Settlement.ADOPT,
             id="what others have decided on an older copy stands",
         ),
         pytest.param(
@@ -201,7 +204,9 @@ DECIDED = then(ONCE, Halt(round=5, reason=HaltReason.FAILURE, why="a failed"), a
             Rejoin("the store has lost the run before its first round"),
             id="a run without a round has nothing to lose",
         ),
-        pytest.param(start(), told(start()), live("ab"), Adopt(), id="nor has it when the run went on without it"),
+        pytest.param(
+            start(), told(start()), live("ab"), Settlement.ADOPT, id="nor has it when the run went on without it"
+        ),
         pytest.param(
             start(),
             told(start()),
@@ -245,11 +250,11 @@ def test_a_run_that_came_before_this_one_has_not_followed_it() -> None:
 def test_survivors_settle_on_one_history_whoever_comes_first() -> None:
     """One that knew less resumes first; one that knew more outranks it; both end with the same."""
     first = resumed(RUN[3])
-    assert settle(MINE, MEMORY, first) == WriteResume()
+    assert settle(MINE, MEMORY, first) == Settlement.RESUME
     again = resumed(MINE, on=first.head.link, entry_id="r2")
     assert advance(first, again.head, 51.0).round == again.round
     for ledger, memory in ((RUN[3], told(*RUN[:4])), (MINE, MEMORY), (again, told(again))):
-        assert settle(ledger, memory, again) == Adopt()
+        assert settle(ledger, memory, again) == Settlement.ADOPT
 
 
 @pytest.mark.parametrize(

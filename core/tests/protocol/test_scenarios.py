@@ -25,7 +25,7 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, is_peer_loss, strictest
 from elastic_core.plugins.builtin import MaxRestartsPolicy
-from elastic_core.protocol.admission import Join, OpenNext, Report, admit
+from elastic_core.protocol.admission import Admission, admit
 from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import (
     Answers,
@@ -92,12 +92,10 @@ from elastic_core.protocol.node_events import (
     WorkersGone,
 )
 from elastic_core.protocol.repair import (
-    Adopt,
-    Diverged,
     Memory,
-    PutBack,
+    Overlap,
     Rejoin,
-    WriteResume,
+    Settlement,
     compose_resume,
     describe_loss,
     overlap,
@@ -221,11 +219,11 @@ class World:
         ledger = self.newest()
         alive = [node.name for node in self.nodes.values() if node.alive]
         match admit(ledger, uid or None, alive):
-            case Join():
+            case Admission.JOIN:
                 self.enter(name, ledger, host=host, size=size)
-            case Report(closed):
+            case Closed() as closed:
                 self.say(name, f"reports the verdict of the run and exits with {closed.exit_code}: {closed.why}")
-            case OpenNext():
+            case _:
                 self.begin(name, Open(scheduler_uid=uid or None, settings=ledger.settings))
 
     def on_wait(self, seconds: str) -> None:
@@ -519,11 +517,11 @@ class World:
         mine, head = node.state.ledger, self.store[-1].index if self.store else 0
         at = self.store[min(head, mine.head.index) - self.store[0].index] if self.store else None
         match overlap(mine, Memory(node.entries), head, at):
-            case PutBack(entries):
-                for entry in entries:
+            case Overlap.BEHIND:
+                for entry in Memory(node.entries).after(head):
                     self.append(entry, f" (put back by {node.name})")
                 return True
-            case Diverged():
+            case Overlap.DIVERGED:
                 return self.settle_history(node)
         return False
 
@@ -531,7 +529,7 @@ class World:
         """A node and the store have different histories (rule S3). Whether anything followed."""
         mine, before, theirs = node.state.ledger, node.state, self.newest() if self.store else None
         match settle(mine, Memory(node.entries), theirs):
-            case WriteResume():
+            case Settlement.RESUME:
                 head = self.store[-1].link if self.store else ORIGIN
                 body = compose_resume(mine, describe_loss(head.index, mine))
                 entry = compose(
@@ -545,7 +543,7 @@ class World:
                 )
                 self.append(entry)
                 return self.settle_history(node)
-            case Adopt() if theirs is not None:
+            case Settlement.ADOPT if theirs is not None:
                 node.entries = (theirs.head,)
                 self.hears(node, HistoryReplaced(theirs))
                 if node.state.work is before.work is Work.RUNNING:

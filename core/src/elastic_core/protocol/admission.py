@@ -7,8 +7,8 @@ uid, it matters whether a node of the old run is alive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TypeAlias
+from dataclasses import fields
+from enum import Enum, auto
 
 from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousRefusedError
@@ -18,26 +18,12 @@ from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Join the run that is there."""
+class Admission(Enum):
+    """What a node does about the run that it finds, unless that is over and the node reports its verdict."""
 
-
-@dataclass(frozen=True, slots=True)
-class OpenNext:
-    """Open the next run; ``abandoned`` says that the one before must be closed first."""
-
-    abandoned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The run is over, and this node belongs to it: report its verdict and exit with its code."""
-
-    closed: Closed
-
-
-Admission: TypeAlias = "Join | OpenNext | Report"
+    JOIN = auto()
+    OPEN_NEXT = auto()
+    CLOSE_AND_OPEN_NEXT = auto()  # no node of the run is alive: it was abandoned
 
 
 def needs_liveness(ledger: Ledger, uid: str | None) -> bool:
@@ -55,8 +41,10 @@ def has_only_waited(closed: Closed) -> bool:
     return closed.exit_code == ExitCode.TOO_FEW_NODES and closed.incident is None
 
 
-def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
+def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission | Closed:
     """Return what a node with scheduler uid ``uid`` does about the run of ``ledger``, whose hosts ``alive`` are alive.
+
+    If the node belongs to that run, and it is over, that is to report its verdict and to exit with its code.
 
     Raises:
         RendezvousRefusedError: Nodes are alive under another uid, or nodes of the closed run are still there.
@@ -64,25 +52,25 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission:
     same = uid is not None and uid == ledger.opened.scheduler_uid
     if ledger.closed is not None:
         if same and not has_only_waited(ledger.closed):
-            return Report(ledger.closed)
+            return ledger.closed
         if same:
-            return OpenNext(abandoned=False)
+            return Admission.OPEN_NEXT
         if alive and (uid is None or ledger.opened.scheduler_uid is None):
             raise RendezvousRefusedError(
                 f"Run {ledger.head.run} under this job id is over ({ledger.closed.why}), and its nodes are still "
                 f"leaving: {', '.join(alive)}.",
                 hint="Start again when they are gone, or use another --rdzv_id.",
             )
-        return OpenNext(abandoned=False)
+        return Admission.OPEN_NEXT
     if same or uid is None:
-        return Join()
+        return Admission.JOIN
     if alive:
         raise RendezvousRefusedError(
             f"Another run, {ledger.opened.scheduler_uid or 'started without a run_uid'}, is alive under this job id on "
             f"{', '.join(alive)}; this one is {uid}.",
             hint="Use another --rdzv_id, or join that run with --rdzv_conf run_uid=….",
         )
-    return OpenNext(abandoned=True)
+    return Admission.CLOSE_AND_OPEN_NEXT
 
 
 def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: bool, unnamed: bool = False) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from enum import Enum, auto
 
 from elastic_core.protocol.entries import Counters, Entry, Resume
 from elastic_core.protocol.ledger import Ledger
@@ -33,37 +33,25 @@ class Memory:
         place = index - self.entries[0].index
         return self.entries[place] if 0 <= place < len(self.entries) else None
 
-
-@dataclass(frozen=True, slots=True)
-class Intact:
-    """The store has everything that this node has read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """All other nodes have read further, so the entry shrank and is not lost, if :func:`can_follow` holds as well."""
+    def after(self, index: int) -> tuple[Entry, ...]:
+        """Return the entries that follow a remembered one."""
+        return self.entries[index + 1 - self.entries[0].index :]
 
 
-@dataclass(frozen=True, slots=True)
-class PutBack:
-    """The store is behind: append these, in order."""
+class Overlap(Enum):
+    """What became, in the store, of the entries that a node has read."""
 
-    entries: tuple[Entry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Diverged:
-    """The store holds something else, or nothing: read it, and let :func:`settle` decide."""
+    INTACT = auto()  # the store has them all
+    PASSED = auto()  # all other nodes have read further: the newest one shrank and is not lost, if can_follow holds too
+    BEHIND = auto()  # the store lacks the newest of them: append these, in order (Memory.after)
+    DIVERGED = auto()  # the store holds something else, or nothing: read it, and let settle decide
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResume:
-    """Append a RESUME on top of whatever the store holds."""
+class Settlement(Enum):
+    """What a node does about a store with another history, if not a :class:`Rejoin`."""
 
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """Adopt the history in the store."""
+    RESUME = auto()  # append a RESUME on top of whatever the store holds
+    ADOPT = auto()  # adopt the history in the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +59,9 @@ class Rejoin:
     """The run in the store is not this node's run any more: stop the workers, and join as a newcomer."""
 
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class RejoinIfAlive:
-    """Find out whether a node of the run in the store is alive: if so, a :class:`Rejoin`, else a :class:`WriteResume`.
-
-    It may have begun after the store was lost, or have ended before this run and have come back with an old copy.
-    """
-
-    why: str
-
-
-Overlap: TypeAlias = "Intact | Passed | PutBack | Diverged"
-Settlement: TypeAlias = "WriteResume | Adopt | Rejoin | RejoinIfAlive"
+    if_alive: bool = False
+    """Whether this holds only if a node of the run in the store is alive; otherwise a RESUME follows. That run may have
+    begun after the store was lost, or have ended before this run and have come back with an old copy."""
 
 
 def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk: bool = False) -> Overlap:
@@ -94,15 +71,15 @@ def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk
     the index of ``mine``'s newest entry; None for nothing, and for a tombstone, which it is if ``shrunk``.
     """
     if mine.closed is not None:
-        return Intact()  # a closed run needs no repair
+        return Overlap.INTACT  # a closed run needs no repair
     if head >= mine.head.index:
         if shrunk:
-            return Passed()
-        return Intact() if at is not None and at.link == mine.head.link else Diverged()
+            return Overlap.PASSED
+        return Overlap.INTACT if at is not None and at.link == mine.head.link else Overlap.DIVERGED
     known = memory.get(head)
     if at is None or known is None or known.link != at.link:
-        return Diverged()
-    return PutBack(memory.entries[head + 1 - memory.entries[0].index :])
+        return Overlap.DIVERGED
+    return Overlap.BEHIND
 
 
 def can_follow(mine: Ledger, theirs: Ledger) -> bool:
@@ -116,7 +93,7 @@ def can_follow(mine: Ledger, theirs: Ledger) -> bool:
     return theirs.head.run not in mine.opened.former and theirs.head.anchors.open > mine.head.index
 
 
-def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:
+def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement | Rejoin:
     """Return what to do about a store with another history, ``theirs``; None for an empty store.
 
     A run that has had a round is resumed over an empty store, over an OPEN without a ROUND (so that a newcomer cannot
@@ -125,23 +102,24 @@ def settle(mine: Ledger, memory: Memory, theirs: Ledger | None) -> Settlement:
     """
     ours = theirs is not None and theirs.head.run == mine.head.run
     if mine.round is None:  # there is nothing to lose
-        return Adopt() if ours else Rejoin("the store has lost the run before its first round")
+        return Settlement.ADOPT if ours else Rejoin("the store has lost the run before its first round")
     if theirs is None:
-        return WriteResume()
+        return Settlement.RESUME
     if ours:
         return _settle_own(mine, memory, theirs)
     if theirs.round is None or theirs.closed is not None or theirs.head.run in mine.opened.former:
-        return WriteResume()
+        return Settlement.RESUME
     why = f"the store was lost, and run {theirs.head.run} has begun there since"
-    return Rejoin(why) if mine.head.run in theirs.opened.former else RejoinIfAlive(why)
+    return Rejoin(why, if_alive=mine.head.run not in theirs.opened.former)
 
 
 def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
     """Decide between two histories of the same run."""
     if _knowledge(theirs) >= _knowledge(mine):
-        return Adopt()
+        return Settlement.ADOPT
     older = theirs.head.epoch < mine.head.epoch or theirs.head.index < memory.entries[0].index
-    return WriteResume() if _is_undecided(theirs) or (older and not _has_newer_leader(mine, theirs)) else Adopt()
+    outranked = _is_undecided(theirs) or (older and not _has_newer_leader(mine, theirs))
+    return Settlement.RESUME if outranked else Settlement.ADOPT
 
 
 def _has_newer_leader(mine: Ledger, theirs: Ledger) -> bool:

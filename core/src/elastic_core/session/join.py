@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, UsageError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol import admission
+from elastic_core.protocol.admission import Admission
 from elastic_core.protocol.entries import Body, Closed, Leader, Offer, Open
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
 from elastic_core.protocol.limits import MAX_FORMER_RUNS, OPEN_BYTES
@@ -185,18 +186,17 @@ class _Joining:
             elif (verdict := self.verdict_since(arrival, ledger)) is not None:
                 return verdict
             else:
-                match self.admit(ledger):
-                    case admission.Report(closed):
-                        return closed
-                    case admission.Join():
-                        self._check_node_rank(ledger)
-                        return ledger
-                    case admission.OpenNext(abandoned):
-                        started = self._open(ledger, abandoned=abandoned)
+                found = self.admit(ledger)
+                if isinstance(found, Closed):
+                    return found
+                if found is Admission.JOIN:
+                    self._check_node_rank(ledger)
+                    return ledger
+                started = self._open(ledger, abandoned=found is Admission.CLOSE_AND_OPEN_NEXT)
             if started is not None:
                 return started
 
-    def admit(self, ledger: Ledger) -> admission.Admission:
+    def admit(self, ledger: Ledger) -> Admission | Closed:
         """Return what this node does with the run; finds out which nodes are alive, as far as that matters.
 
         Raises:
@@ -209,13 +209,13 @@ class _Joining:
             uid = None  # an allocation runs one program after another: the verdict on the first is not this node's
         alive = self._alive(ledger) if admission.needs_liveness(ledger, uid) else []
         found = admission.admit(ledger, uid, alive)
-        if isinstance(found, admission.Join):
+        if found is Admission.JOIN:
             try:
                 applicant.check(ledger.settings)
             except RendezvousRefusedError:  # by a run of which no node is left?
                 if self._alive(ledger):
                     raise
-                return admission.OpenNext(abandoned=True)
+                return Admission.CLOSE_AND_OPEN_NEXT
             self._check_single(ledger)
         return found
 

@@ -54,11 +54,11 @@ def restore(
         at = peek(store, index := min(head, mine.head.index), codec)
         shrunk = at is None and index > 0 and store.read(index) == TOMBSTONE
         match what := repair.overlap(mine, memory, head, at, shrunk=shrunk):
-            case repair.Intact() if unread is None or mine.closed is not None:
+            case repair.Overlap.INTACT if unread is None or mine.closed is not None:
                 return None if lost is None else (lost, None)
-            case repair.PutBack(entries) if at is not None:
+            case repair.Overlap.BEHIND if at is not None:
                 lost = lost or repair.describe_loss(head, mine)
-                _put_back(store, at.link, entries, codec)
+                _put_back(store, at.link, memory.after(head), codec)
                 continue
         try:
             theirs = load(store, runtime.now(), codec)
@@ -66,15 +66,14 @@ def restore(
         except HistoryChangedError as exc:
             gone = exc
             continue  # entries are deleted or restored at this very moment
-        if isinstance(what, (repair.Intact, repair.Passed)) and theirs is not None and repair.can_follow(mine, theirs):
-            found = _onward(store, mine, theirs, None if isinstance(what, repair.Passed) else unread, codec)
+        passed = what is repair.Overlap.PASSED
+        if (passed or what is repair.Overlap.INTACT) and theirs is not None and repair.can_follow(mine, theirs):
+            found = _onward(store, mine, theirs, None if passed else unread, codec)
             return (lost, None) if found is None and lost is not None else found
         match repair.settle(mine, memory, theirs):
-            case repair.Rejoin() as rejoin:
-                return rejoin
-            case repair.RejoinIfAlive(why) if theirs is not None and living_hosts(store, theirs, me, runtime):
+            case repair.Rejoin(why, if_alive) if not if_alive or (theirs and living_hosts(store, theirs, me, runtime)):
                 return repair.Rejoin(why)
-            case repair.Adopt():
+            case repair.Settlement.ADOPT:
                 return lost or "the store had lost entries, or this node was away", theirs
         lost = lost or repair.describe_loss(head, mine)
         prev = ORIGIN if theirs is None else theirs.head.link
