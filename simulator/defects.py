@@ -160,28 +160,19 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("a flapping host is given a slot for ever", "MAX_LOSSES", "3", "3000", "flapping", first=110),
     Defect("no node gives up waiting", "_decide_halted", "view.timing.join_timeout", "10_000.0", "few"),
     # Counters
-    Defect(
-        "failures are for free", "counters_after_restart", "counters.restarts + spends", "counters.restarts", "workers"
-    ),
-    Defect(
-        "failures that end in a HALT are for free",
-        "counters_after_halt",
-        "counters.restarts + spends",
-        "counters.restarts",
-        "workers",
-    ),
+    Defect("failures are for free", "next_counters", "counters.restarts + spends", "counters.restarts", "workers"),
     Defect(
         "a failure costs two",
-        "counters_after_halt",
+        "next_counters",
         "counters.restarts + spends - given_back",
         "counters.restarts + 2 * spends - given_back",
         "workers",
     ),
     Defect(
         "a lost node costs a restart",
-        "counters_after_halt",
-        "is_charged(halt.incident) and not lost and not left and unreachable is None",
-        "is_charged(halt.incident) or bool(lost) and unreachable is None",
+        "next_counters",
+        "is_charged(incident) and not lost and not left and unreachable is None",
+        "is_charged(incident) or bool(lost) and unreachable is None",
         "agents",
     ),
     Defect("the budget has no end", "SimAgent._judge", "history.restarts < history.max_restarts", "True", "workers"),

@@ -11,8 +11,7 @@ from views import halted, incident, info, live, offer, seen, then, watch, with_c
 from elastic_core.incidents import Failure, Incident, IncidentKind, as_failure
 from elastic_core.protocol.counters import (
     LOSSES_KEPT_SECONDS,
-    counters_after_halt,
-    counters_after_restart,
+    next_counters,
     past_failures,
 )
 from elastic_core.protocol.entries import Counters, Exclusion, Halt, HaltReason, HostLosses, Round, SpentRestart
@@ -36,7 +35,7 @@ def after_losing_b(ledger: Ledger, here: str = "a") -> Counters:
     )
     assert ledger.round is not None
     assert ledger.halt is not None
-    counters, _ = counters_after_halt(known, ledger.round, ledger.halt)
+    counters, _ = next_counters(known, ledger.round, ledger.halt.incident)
     return counters
 
 
@@ -89,7 +88,7 @@ def test_of_too_many_excluded_hosts_those_stay_that_have_a_row_and_then_the_newe
     known = LeaderView(ledger=view_ledger, watch=watch(*nodes, now=NOW), now=NOW)
     assert view_ledger.round is not None
     assert view_ledger.halt is not None
-    counters, _ = counters_after_halt(known, view_ledger.round, view_ledger.halt, unreachable="b")
+    counters, _ = next_counters(known, view_ledger.round, view_ledger.halt.incident, unreachable="b")
     names = {one.host_id for one in counters.excluded}
     assert names == {"id-host-a", "id-host-b", *(f"gone {i}" for i in range(1, MAX_HOSTS - 1))}
 
@@ -103,7 +102,7 @@ def test_excluded_hosts_stand_in_the_order_in_which_they_were_left_out(others: i
     )
     assert ledger.round is not None
     assert ledger.halt is not None
-    counters, _ = counters_after_halt(known, ledger.round, ledger.halt, unreachable="b")
+    counters, _ = next_counters(known, ledger.round, ledger.halt.incident, unreachable="b")
     assert counters.excluded == (*excluded, Exclusion("id-host-b"))
 
 
@@ -114,7 +113,7 @@ def test_a_round_that_follows_a_resize_spends_no_restart() -> None:
     )
     assert ledger.round is not None
     assert ledger.halt is not None
-    counters, spends = counters_after_halt(known, ledger.round, ledger.halt)
+    counters, spends = next_counters(known, ledger.round, ledger.halt.incident)
     assert (counters.restarts, spends) == (0, False)
 
 
@@ -128,7 +127,7 @@ def test_nodes_of_one_host_count_each() -> None:
     known = LeaderView(ledger=ledger, watch=watch(seen("a", Phase.STOPPED, head=3), *shared, now=NOW), now=NOW)
     assert ledger.round is not None
     assert ledger.halt is not None
-    counters, _ = counters_after_halt(known, ledger.round, ledger.halt)
+    counters, _ = next_counters(known, ledger.round, ledger.halt.incident)
     assert counters.losses == {"id-shared": HostLosses(2, AGE)}
 
 
@@ -182,7 +181,7 @@ def test_the_newest_failures_that_spent_a_restart_are_remembered() -> None:
     for step in range(MAX_FAILURES + 2):
         blame = replace(incident("a"), message="ValueError: boom", exception="ValueError", step=step)
         assert ledger.round is not None
-        counters, spends = counters_after_restart(view(ledger, running("a"), running("b")), ledger.round, blame)
+        counters, spends = next_counters(view(ledger, running("a"), running("b")), ledger.round, blame)
         assert spends
         ledger = with_counters(ledger, failures=counters.failures)
     remembered = past_failures(ledger, NOW + 5.0)
@@ -222,7 +221,7 @@ def test_the_ledger_remembers_which_failures_came_after_a_new_checkpoint(
     assert ledger.halt is not None
     nodes = [seen("a", Phase.STOPPED, head=3), seen("b", Phase.STOPPED, head=3, number=number, checkpoint=b)]
     known = LeaderView(ledger=ledger, watch=watch(*nodes, now=NOW), now=NOW)
-    counters, spends = counters_after_halt(known, ledger.round, ledger.halt)
+    counters, spends = next_counters(known, ledger.round, ledger.halt.incident)
     assert spends
     remembered = past_failures(with_counters(ledger, failures=counters.failures), NOW)
     assert [(one.round, one.new_checkpoint) for one in remembered] == [(7, True), (1, new)]
@@ -233,8 +232,8 @@ def test_a_failure_is_remembered_with_short_texts_and_tenths_of_seconds() -> Non
     ledger = replace(ledger, head=replace(ledger.head, age=10.0))
     assert ledger.round is not None
     blame = replace(incident("a"), host="h" * 50, exception="E" * 50)
-    known = LeaderView(ledger=ledger, watch=watch(now=NOW + 0.26), now=NOW + 0.26)
-    counters, _ = counters_after_restart(known, ledger.round, blame)
+    known = LeaderView(ledger=ledger, watch=watch(running("a"), running("b"), now=NOW + 0.26), now=NOW + 0.26)
+    counters, _ = next_counters(known, ledger.round, blame)
     (spent,) = counters.failures
     assert (len(spent.failure.host.encode()), len(spent.failure.exception.encode())) == (37, 37)
     assert spent.age == 11.3
@@ -248,13 +247,13 @@ def test_only_failures_of_workers_are_remembered() -> None:
     ledger = live("ab")
     assert ledger.round is not None
     lost_store = replace(incident("a"), kind=IncidentKind.STORE_DIED)
-    counters, spends = counters_after_restart(view(ledger, running("a"), running("b")), ledger.round, lost_store)
+    counters, spends = next_counters(view(ledger, running("a"), running("b")), ledger.round, lost_store)
     assert (counters.failures, spends) == ((), False)
     ledger = halted("ab", HaltReason.FAILURE, blame=incident("a"))
     assert ledger.round is not None
     assert ledger.halt is not None
     known = view(ledger, stopped("a"), stopped("b", leaving=True))
-    counters, spends = counters_after_halt(known, ledger.round, ledger.halt)
+    counters, spends = next_counters(known, ledger.round, ledger.halt.incident)
     assert (counters.failures, spends) == ((), False), "the workers failed because b left"
 
 
@@ -281,7 +280,7 @@ def test_the_ledger_hears_one_round_later_how_far_a_round_came() -> None:
     assert ledger.round is not None
     blame = replace(incident("a"), message="ValueError: boom", where="train.py:41 in step: x")
     old = [running("a"), running("b", reached=Reached(1, 20))]
-    first, _ = counters_after_restart(view(ledger, *old), ledger.round, blame)
+    first, _ = next_counters(view(ledger, *old), ledger.round, blame)
     (known,) = past_failures(with_counters(ledger, failures=first.failures), NOW)
     assert (known.step, known.moved, known.place, known.digest) == (20, False, "train.py:41 in step", blame.digest)
     rows = [running("a"), running("b", reached=Reached(1, 90, moved=True, saved=True))]
@@ -289,7 +288,7 @@ def test_the_ledger_hears_one_round_later_how_far_a_round_came() -> None:
     assert (known.step, known.moved, known.new_checkpoint) == (90, True, True)
     ledger = with_counters(ledger, failures=first.failures)
     assert ledger.round is not None
-    second, _ = counters_after_restart(view(ledger, *rows), ledger.round, replace(blame, round=2))
+    second, _ = next_counters(view(ledger, *rows), ledger.round, replace(blame, round=2))
     known, newest = past_failures(with_counters(ledger, failures=second.failures), NOW)
     assert (known.step, known.moved, known.new_checkpoint) == (90, True, True)
     assert (newest.round, newest.step, newest.moved) == (2, None, False)

@@ -55,7 +55,6 @@ from elastic_core.protocol.limits import (
     WHY_BYTES,
     clip,
     fit_body,
-    fit_incident,
     fit_names,
     list_names,
 )
@@ -430,7 +429,7 @@ def test_the_documented_shares_of_a_resume_hold_its_parts_and_fit_into_a_value_t
 
 
 def test_an_incidents_texts_are_in_its_share() -> None:
-    facts = asdict(fit_incident(largest_incident()))
+    facts = asdict(fit_body(largest_incident()))
     texts = [text for text in [*facts.values(), *facts["explanation"].values()] if isinstance(text, str)]
     most = DETAIL_BYTES + 4 * TEXT_BYTES + 5 * WHERE_BYTES
     assert sum(map(len, texts)) <= most + len(IncidentKind.WORKER_FAILED.value + FailureClass.INFRASTRUCTURE.value)

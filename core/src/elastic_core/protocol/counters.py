@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from elastic_core.incidents import SPENDS_A_RESTART, Action, Failure, Incident, as_failure
-from elastic_core.protocol.entries import Counters, Exclusion, Halt, HostLosses, Round, SpentRestart
+from elastic_core.protocol.entries import Counters, Exclusion, HostLosses, Round, SpentRestart
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import FAILURE_TEXT_BYTES, MAX_FAILURES, MAX_HOSTS, clip
@@ -26,22 +26,13 @@ def is_charged(incident: Incident | None) -> TypeGuard[Incident]:
     return incident is not None and incident.kind in SPENDS_A_RESTART
 
 
-def counters_after_restart(view: LeaderView, old: Round, incident: Incident) -> tuple[Counters, bool]:
-    """Return the counters after a ROUND with the members of ``old``, and whether that round spends a restart."""
-    counters, spends = view.ledger.counters, is_charged(incident)
-    after = replace(counters, restarts=counters.restarts + spends, barren=_barren_rounds(view, old))
-    if spends:
-        after = _with_failure(after, view, old, incident)
-    return after, spends
-
-
-def counters_after_halt(
-    view: LeaderView, old: Round, halt: Halt, unreachable: str | None = None
+def next_counters(
+    view: LeaderView, old: Round, incident: Incident | None, unreachable: str | None = None
 ) -> tuple[Counters, bool]:
-    """Return the counters after the round that follows ``halt``, and whether that round spends a restart.
+    """Return the counters after the round that follows ``old``, and whether that round spends a restart.
 
-    Members that leave or are lost are not in that round. Neither is the ``unreachable`` one: its host is left out while
-    other nodes are enough (L5).
+    Members that leave or are lost are not in that round, so that one with the members of ``old`` has neither. Neither
+    has it the ``unreachable`` one: its host is left out while other nodes are enough (L5).
     """
     anchors, counters = view.ledger.head.anchors, view.ledger.counters
     unseen = view.members_behind(old, anchors.halt)
@@ -49,7 +40,7 @@ def counters_after_halt(
     silent = [node_id for node_id in old.group_ranks if node_id in unseen or view.is_lost(node_id)]
     lost = [node_id for node_id in silent if node_id not in left]
     node_views = [node for node_id in lost if (node := view.get(node_id)) is not None]
-    spends = is_charged(halt.incident) and not lost and not left and unreachable is None
+    spends = is_charged(incident) and not lost and not left and unreachable is None
     # Indices from before a RESUME cannot be compared, so the number of the round counts as well.
     never_saw = [node for node in node_views if node.row.head < anchors.latest and node.row.round < old.number]
     given_back = old.charged and bool(never_saw)
@@ -59,11 +50,9 @@ def counters_after_halt(
         failures=counters.failures[: len(counters.failures) - given_back],
         barren=_barren_rounds(view, old),
         losses=_losses_by_host(view, [node.row.info.host_id for node in node_views]),
-        excluded=_excluded_hosts(view, halt, unreachable),
+        excluded=_excluded_hosts(view, old, incident, unreachable),
     )
-    if spends and halt.incident is not None:
-        after = _with_failure(after, view, old, halt.incident)
-    return after, spends
+    return (after if incident is None or not spends else _with_failure(after, view, old, incident)), spends
 
 
 def past_failures(ledger: Ledger, now: float, rows: Sequence[NodeRow] = ()) -> tuple[Failure, ...]:
@@ -162,17 +151,19 @@ def _has_advanced(view: LeaderView, number: int, rows: Sequence[NodeRow]) -> boo
     return reached.moved or (before is not None and reached.step is not None and reached.step > before)
 
 
-def _excluded_hosts(view: LeaderView, halt: Halt, unreachable: str | None) -> tuple[Exclusion, ...]:
-    """Return the excluded hosts after ``halt``, without those whose time is over, each with its end (rule L12).
+def _excluded_hosts(
+    view: LeaderView, old: Round, incident: Incident | None, unreachable: str | None
+) -> tuple[Exclusion, ...]:
+    """Return the excluded hosts after round ``old``, without those whose time is over, each with its end (rule L12).
 
     A host that is excluded twice stays out until the later of both ends. If they are too many, those that have a row
     stay, and among equals the newest.
     """
-    age, verdict = view.age, view.verdict(halt.round)
+    age, verdict = view.age, view.verdict(old.number)
     every, here = view.ledger.counters.excluded_at(age), view.hosts
     out: dict[str | None, int | None] = {}
-    if verdict is not None and verdict.action is Action.EXCLUDE_HOST and halt.incident is not None:
-        out[halt.incident.node_id] = None if verdict.exclude_for is None else math.ceil(age + verdict.exclude_for)
+    if verdict is not None and verdict.action is Action.EXCLUDE_HOST and incident is not None:
+        out[incident.node_id] = None if verdict.exclude_for is None else math.ceil(age + verdict.exclude_for)
     if unreachable is not None:
         out[unreachable] = None
     for node in view.watch.nodes.values():

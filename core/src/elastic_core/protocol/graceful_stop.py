@@ -29,16 +29,16 @@ def can_take_notices(view: LeaderView, current: Round) -> bool:
 def stop_gracefully(view: LeaderView, current: Round, reason: HaltReason, why: str, deadline: float) -> Append:
     """Return the PLAN for a healthy round if its workers take notices; else a HALT that gives them time to save."""
     if not can_take_notices(view, current):
-        return halt_round(view, current, reason, why, planned=True)
-    body = Plan(round=current.number, reason=reason, why=why, deadline=min(deadline, view.timing.plan_timeout))
-    return Append(body, view.ledger.counters)
+        return halt_round(current, reason, why, planned=True)
+    deadline = min(deadline, view.timing.plan_timeout)
+    return Append(Plan(round=current.number, reason=reason, why=why, deadline=deadline))
 
 
 def stop_for_departure(view: LeaderView, current: Round, node: NodeView) -> Append | None:
     """Return the PLAN or HALT for a member that leaves; None while a PLAN already stops all members together."""
     why = f"{view.describe_nodes([node.node_id])} leaves"
     if not node.row.grace or node.row.phase is not Phase.RUNNING:
-        return halt_round(view, current, HaltReason.NODE_LEFT, why)
+        return halt_round(current, HaltReason.NODE_LEFT, why)
     if view.ledger.plan is not None:
         return None
     return stop_gracefully(view, current, HaltReason.NODE_LEFT, why, node.row.grace)
@@ -57,15 +57,15 @@ def continue_plan(view: LeaderView, current: Round, plan: Plan, finished: set[st
     ids = [node_id for node_id in current.group_ranks if node_id not in finished]
     left = [node_id for node_id in ids if not has_stepped_down(current, view.get(node_id))]
     if not left:
-        return halt_round(view, current, plan.reason, plan.why, planned=True)
+        return halt_round(current, plan.reason, plan.why, planned=True)
     deadline = ledger.plan_at + plan.deadline
     if view.now >= deadline:
         where = "" if ledger.stop_at is None else f" at step {ledger.stop_at.step}"
         why = f"{plan.why}; {view.describe_nodes(left)} had not stopped{where} after {plan.deadline:g} s"
-        return halt_round(view, current, plan.reason, why, planned=True)
+        return halt_round(current, plan.reason, why, planned=True)
     if ledger.stop_at is None and (steps := _reported_steps(view, ids)) is not None:
         leaving = plan.reason is not HaltReason.RESIZE or any(map(view.is_leaving, current.group_ranks))
-        return Append(StopAt(round=current.number, step=max(steps) + 1, leaving=leaving), ledger.counters)
+        return Append(StopAt(round=current.number, step=max(steps) + 1, leaving=leaving))
     return LookAgain(view.next_look_at(deadline, nodes=view.node_views(current)))
 
 
@@ -99,7 +99,7 @@ def answer_drain_requests(view: LeaderView) -> Append | None:
         return None
     asked = {requests[node_id].row.info.host for node_id in nodes}
     why = f"asked to leave by elastic drain on {list_names(sorted(asked))}"
-    return Append(Drain(nodes=nodes, why=why), view.ledger.counters)
+    return Append(Drain(nodes=nodes, why=why))
 
 
 def find_drain(entries: Iterable[Entry], node_ids: Collection[str]) -> str:

@@ -46,8 +46,9 @@ def decide(view: LeaderView) -> Decision:
         view, halt = leader_entries.with_judged(view, ledger.round, ledger.halt)
         decision = _record_over(view, ledger.round, _decide_halted(view, ledger.round, halt))
     if isinstance(decision, Append):
-        worst = max(decision.counters.worst_seen, _slowest_member_delay(view))
-        return replace(decision, counters=replace(decision.counters, worst_seen=worst))
+        counters = ledger.counters if decision.counters is leader_entries.UNCHANGED else decision.counters
+        worst = max(counters.worst_seen, _slowest_member_delay(view))
+        return replace(decision, counters=replace(counters, worst_seen=worst))
     return decision
 
 
@@ -99,7 +100,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     # All members have finished: the job is done. FINISHED stands even for a member that was lost since (L7).
     finished = {node_id for node_id in ids if view.has_finished(current, node_id)}
     if len(finished) == len(ids):
-        return leader_entries.close_as_succeeded(view, current)
+        return leader_entries.close_as_succeeded(current)
     # A worker failed. If every report so far says that a peer is gone, the report of the cause may still be on its way:
     # give it a moment, because the policies judge the cause.
     if incidents := view.incidents(current):
@@ -114,7 +115,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     late, suspect_at = view.suspectable_members(current, ledger.head.anchors.latest), view.members_suspected_at
     if late and view.now >= suspect_at:
         why = f"round {current.number} did not begin in time on {view.describe_nodes(late)}"
-        return leader_entries.halt_round(view, current, HaltReason.UNSEEN, why)
+        return leader_entries.halt_round(current, HaltReason.UNSEEN, why)
     # The workers are about to stop together, for a resize or because a member leaves.
     if ledger.plan is not None:
         return graceful_stop.continue_plan(view, current, ledger.plan, finished)
@@ -149,18 +150,18 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
         verdict = Verdict(Action.RESTART, first.message)
     elif not view.has_asked_policies(current.number):
         if distance_to_cause(first):  # its cause may be reported until all members have stopped (L9)
-            return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
+            return leader_entries.halt_for_incident(current, first)
         return AskPolicies(first)
     if verdict is None:  # the policies have not answered yet: stop the broken round meanwhile
-        return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
+        return leader_entries.halt_for_incident(current, first)
     if verdict.action is Action.GIVE_UP:
-        return leader_entries.halt_to_give_up(view, current, first, verdict)
+        return leader_entries.halt_for_incident(current, first, HaltReason.GIVING_UP, verdict)
     # If all members stay and no node joins, one ROUND restarts them all. Otherwise a HALT comes first, and the next
     # round has other members.
     whole = _can_restart_all(view, current) and not view.has_room(current)
     if verdict.action is Action.RESTART and not verdict.delay and whole and find_unreachable(view, current) is None:
         return leader_entries.restart_round(view, current, first)
-    return leader_entries.halt_for_incident(view, current, HaltReason.FAILURE, first)
+    return leader_entries.halt_for_incident(current, first)
 
 
 def _can_restart_all(view: LeaderView, current: Round) -> bool:
@@ -192,7 +193,7 @@ def _departure_halt(view: LeaderView, current: Round, node_id: str) -> Append | 
             host=view.describe_nodes([node_id]),
             message=_describe_loss(view, node),
         )
-        return leader_entries.halt_for_incident(view, current, HaltReason.NODE_LOST, lost)
+        return leader_entries.halt_for_incident(current, lost, HaltReason.NODE_LOST)
     # The store lost the row of a node that still sends heartbeats: the node will enter its row again.
     if node is None:
         return None
@@ -200,7 +201,7 @@ def _departure_halt(view: LeaderView, current: Round, node_id: str) -> Append | 
     stopped = node.row.phase is Phase.STOPPED and node.row.round == current.number
     if stopped and node.row.incident is None:
         why = f"{view.describe_nodes([node_id])} stopped its workers: it had lost sight of the store"
-        return leader_entries.halt_round(view, current, HaltReason.NODE_LEFT, why)
+        return leader_entries.halt_round(current, HaltReason.NODE_LEFT, why)
     return None
 
 
@@ -281,7 +282,7 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     ledger, members = view.ledger, _sort_members(view, old)
     # Every member had finished before it read the HALT: the job is done.
     if all(view.has_finished(old, member.node_id) for member in old.members):
-        return leader_entries.close_as_succeeded(view, old)
+        return leader_entries.close_as_succeeded(old)
     # After a failure the members probe each other; their answers may show that one cannot be reached (L5).
     suspected_at = [view.member_suspected_at(i) for i in members.busy]
     if (until := probes_awaited_until(view, old, halt, members.fit)) is not None:
@@ -324,7 +325,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     if gone and view.agreement.on_node_loss is OnNodeLoss.FAIL:
         why = f"{view.describe_nodes(gone)} is lost, and --on_node_loss=fail ends the job then"
         cause = view.first_cause(old, halt.incident) if is_charged(halt.incident) else halt.incident
-        return leader_entries.close_as_failed(view, why, cause)
+        return leader_entries.close_as_failed(why, cause)
     # Workers did not cause the HALT: the job goes on.
     if not is_charged(halt.incident):
         return None
@@ -357,7 +358,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     if finished and first.follows_peer:
         reason += f"; all workers of {view.describe_nodes(finished)} had exited with code 0 before the other ranks"
         early = True
-    return leader_entries.close_as_failed(view, reason, first, requeue=requeue and not early)
+    return leader_entries.close_as_failed(reason, first, requeue=requeue and not early)
 
 
 def _delayed_until(view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers) -> float | None:
@@ -420,7 +421,7 @@ def _record_over(view: LeaderView, old: Round, decision: Decision) -> Decision:
         return decision
     due = view.ledger.head_at + OVER_DELAY_SECONDS
     if view.now >= due:
-        return Append(Over(round=old.number, left=left), view.ledger.counters)
+        return Append(Over(round=old.number, left=left))
     return replace(decision, at=due if decision.at is None else min(due, decision.at))
 
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind, Verdict, by_cause
-from elastic_core.protocol.counters import counters_after_halt, counters_after_restart
+from elastic_core.protocol.counters import next_counters
 from elastic_core.protocol.entries import Body, Closed, Counters, Halt, HaltReason, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_view import LeaderView, head_patience, is_at_loopback, sort_by_rank
@@ -16,6 +16,7 @@ from elastic_core.protocol.members import Member
 from elastic_core.questions import AskedQuestion, NodeAnswer
 
 MAX_BARREN_ROUNDS = 10  # rounds in a row without progress that end the job (rule L4)
+UNCHANGED = Counters()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Append:
     """Append an entry with this body and these counters to the ledger."""
 
     body: Body
-    counters: Counters
+    counters: Counters = UNCHANGED  # :func:`~elastic_core.protocol.leader.decide` replaces UNCHANGED by the newest ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,36 +62,24 @@ Decision: TypeAlias = "Append | AskPolicies | SumUp | LookAgain"
 # HALT ----------------------------------------------------------------------------------------------------------------
 
 
-def halt_round(
-    view: LeaderView,
-    current: Round,
-    reason: HaltReason,
-    why: str,
-    incident: Incident | None = None,
-    *,
-    planned: bool = False,
-) -> Append:
+def halt_round(current: Round, reason: HaltReason, why: str, *, planned: bool = False) -> Append:
     """Return the HALT of a live round."""
-    halt = Halt(round=current.number, reason=reason, why=why, incident=incident, planned=planned)
-    return Append(halt, view.ledger.counters)
+    return Append(Halt(round=current.number, reason=reason, why=why, planned=planned))
 
 
-def halt_for_incident(view: LeaderView, current: Round, reason: HaltReason, incident: Incident) -> Append:
-    """Return the HALT of a live round that an incident ends."""
-    return halt_round(view, current, reason, _describe_incident(incident), incident)
-
-
-def halt_to_give_up(view: LeaderView, current: Round, incident: Incident, verdict: Verdict) -> Append:
-    """Return the HALT of a live round after whose failure the policies give up, with what a later leader must know."""
+def halt_for_incident(
+    current: Round, incident: Incident, reason: HaltReason = HaltReason.FAILURE, verdict: Verdict | None = None
+) -> Append:
+    """Return the HALT of a live round that an incident ends, with the verdict to give up, for a later leader."""
     halt = Halt(
         round=current.number,
-        reason=HaltReason.GIVING_UP,
+        reason=reason,
         why=_describe_incident(incident),
         incident=incident,
-        verdict=verdict.reason,
-        requeue=verdict.requeue,
+        verdict="" if verdict is None else verdict.reason,
+        requeue=verdict is not None and verdict.requeue,
     )
-    return Append(halt, view.ledger.counters)
+    return Append(halt)
 
 
 def with_judged(view: LeaderView, old: Round, halt: Halt) -> tuple[LeaderView, Halt]:
@@ -127,12 +116,12 @@ def append_round(view: LeaderView, nodes: list[NodeView], *, why: str, unreachab
     members = tuple(Member(node.node_id, node.row.info.local_world_size, node.row.info.role) for node in nodes)
     hosts = fit_names((node.row.info.host for node in nodes), HOSTS_BYTES)
     if old is None or halt is None:
-        return Append(Round(number=1, offer=offer, members=members, hosts=hosts, why=why), view.ledger.counters)
-    counters, spends = counters_after_halt(view, old, halt, unreachable)
+        return Append(Round(number=1, offer=offer, members=members, hosts=hosts, why=why))
+    counters, spends = next_counters(view, old, halt.incident, unreachable)
     body = Round(number=old.number + 1, offer=offer, members=members, hosts=hosts, charged=spends, why=why)
     if spends:
         body = replace(body, verdict=_describe_verdict(view, old))
-    return _close_if_barren(view, old, Append(body, counters))
+    return _append_round(view, old, body, counters)
 
 
 def restart_round(view: LeaderView, current: Round, incident: Incident) -> Decision:
@@ -145,16 +134,16 @@ def restart_round(view: LeaderView, current: Round, incident: Incident) -> Decis
         offered_by = view.ledger.round_at + head_patience(view.ledger) / 2
         if view.now < offered_by:
             return LookAgain(offered_by)
-        return halt_for_incident(view, current, HaltReason.FAILURE, incident)
+        return halt_for_incident(current, incident)
     # The new store has the address of the old one: all workers must be gone before it can be used again.
     shared = offer != current.offer and (offer.address, offer.port) == (current.offer.address, current.offer.port)
     if shared and len(current.members) > 1:
-        return halt_for_incident(view, current, HaltReason.FAILURE, incident)
-    counters, spends = counters_after_restart(view, current, incident)
+        return halt_for_incident(current, incident)
+    counters, spends = next_counters(view, current, incident)
     number, why = current.number + 1, _describe_incident(incident)
     verdict = _describe_verdict(view, current)
     body = Round(number=number, offer=offer, same_as=current.number, charged=spends, why=why, verdict=verdict)
-    return _close_if_barren(view, current, Append(body, counters))
+    return _append_round(view, current, body, counters)
 
 
 def _describe_verdict(view: LeaderView, old: Round) -> str:
@@ -163,33 +152,33 @@ def _describe_verdict(view: LeaderView, old: Round) -> str:
     return "" if verdict is None else f"{verdict.policy}: {verdict.reason}"
 
 
-def _close_if_barren(view: LeaderView, old: Round, sealed: Append) -> Append:
+def _append_round(view: LeaderView, old: Round, body: Round, counters: Counters) -> Append:
     """Return the ROUND, or CLOSED if too many rounds in a row made no progress, whatever ended them (rule L4)."""
-    if sealed.counters.barren < MAX_BARREN_ROUNDS:
-        return sealed
+    if counters.barren < MAX_BARREN_ROUNDS:
+        return Append(body, counters)
     why = (
         f"{MAX_BARREN_ROUNDS} rounds in a row ended without progress: no report from a worker, "
         "and never all of them alive for 30 s"
     )
     halt = view.ledger.halt
     first = [*view.incidents(old), *([halt.incident] if halt is not None and halt.incident is not None else [])]
-    return close_as_failed(view, why, min(first, key=by_cause, default=None))
+    return close_as_failed(why, min(first, key=by_cause, default=None))
 
 
 # CLOSED --------------------------------------------------------------------------------------------------------------
 
 
-def close_as_succeeded(view: LeaderView, current: Round) -> Append:
+def close_as_succeeded(current: Round) -> Append:
     """Return the CLOSED of a job whose workers have all exited with 0."""
     why = f"all workers of round {current.number} exited with 0"
-    return Append(Closed(success=True, why=why, exit_code=ExitCode.SUCCESS), view.ledger.counters)
+    return Append(Closed(success=True, why=why, exit_code=ExitCode.SUCCESS))
 
 
-def close_as_failed(view: LeaderView, why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
+def close_as_failed(why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
     """Return the CLOSED of a job that has failed; ``incident`` is the root cause."""
     code = ExitCode.REQUEUE if requeue else ExitCode.JOB_FAILED
     closed = Closed(success=False, why=why, exit_code=code, incident=incident, requeue=requeue)
-    return Append(closed, view.ledger.counters)
+    return Append(closed)
 
 
 def close_for_too_few_nodes(view: LeaderView, came: list[NodeView], since: float) -> Append:
@@ -204,9 +193,7 @@ def close_for_too_few_nodes(view: LeaderView, came: list[NodeView], since: float
     )
     halt = view.ledger.halt
     cause = halt.incident if halt is not None and halt.reason is HaltReason.NODE_LOST else None
-    return Append(
-        Closed(success=False, why=why, exit_code=ExitCode.TOO_FEW_NODES, incident=cause), view.ledger.counters
-    )
+    return Append(Closed(success=False, why=why, exit_code=ExitCode.TOO_FEW_NODES, incident=cause))
 
 
 def describe_wait(view: LeaderView, here: list[NodeView], deadline: float) -> tuple[str, str]:

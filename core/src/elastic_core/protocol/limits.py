@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from elastic_core.incidents import Incident
+from elastic_core.incidents import Explanation, Incident
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,11 +43,16 @@ MAX_ASKS = 8  # most questions that the monitors of a node ask at once
 MAX_QUESTION_NAMES = 64  # most names of questions of a round; half of them, for those that commands ask
 MAX_FORMER_RUNS = 16  # whose ids an OPEN has
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
-_TEXTS = {
-    "why": WHY_BYTES,
-    "verdict": WHY_BYTES,
-    "asked_by": TEXT_BYTES,
-}  # the size of each text in an entry's body, by field
+_TEXTS: Mapping[type, Mapping[str, int]] = {
+    Incident: {
+        **dict.fromkeys(("node_id", "host", "message", "log", "others"), TEXT_BYTES),
+        **dict.fromkeys(("exception", "where", "checkpoint"), WHERE_BYTES),
+        "detail": DETAIL_BYTES,
+    },
+    Explanation: {"name": WHERE_BYTES, "advice": WHERE_BYTES},
+}
+_TEXTS_OF_BODIES = {"why": WHY_BYTES, "verdict": WHY_BYTES, "asked_by": TEXT_BYTES}
+"""The size of each text, by field. Texts of incidents may come from a worker."""
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -81,37 +86,17 @@ def fit_names(names: Iterable[str], most: int) -> tuple[str, ...]:
 
 
 def fit_body(body: T) -> T:
-    """Return an entry's body with every text cut to its share; the same object if all texts fit."""
-    changes: dict[str, Any] = {}
+    """Return an entry's body, or a part of one, with every text cut to its share; the same object if all texts fit."""
+    sizes, changes = _TEXTS.get(type(body), _TEXTS_OF_BODIES), dict[str, Any]()
     for item in fields(body):
-        value = getattr(body, item.name)
-        if item.name in _TEXTS:
-            value = clip(value, _TEXTS[item.name])
-        elif isinstance(value, Incident):
-            value = fit_incident(value)
-        elif hasattr(value, "why"):  # the body of another entry, in a RESUME
-            value = fit_body(value)
-        if value is not getattr(body, item.name):
-            changes[item.name] = value
+        value = fitted = getattr(body, item.name)
+        if item.name in sizes:
+            fitted = clip(value, sizes[item.name], end=item.name == "detail")
+        elif is_dataclass(value) and not isinstance(value, type):
+            fitted = fit_body(value)
+        if fitted is not value:
+            changes[item.name] = fitted
     return replace(body, **changes) if changes else body
-
-
-def fit_incident(incident: Incident) -> Incident:
-    """Return an incident with every text cut to its share, since its texts may come from a worker."""
-    told = incident.explanation
-    return replace(
-        incident,
-        node_id=clip(incident.node_id, TEXT_BYTES),
-        host=clip(incident.host, TEXT_BYTES),
-        message=clip(incident.message, TEXT_BYTES),
-        exception=clip(incident.exception, WHERE_BYTES),
-        explanation=replace(told, name=clip(told.name, WHERE_BYTES), advice=clip(told.advice, WHERE_BYTES)),
-        detail=clip(incident.detail, DETAIL_BYTES, end=True),
-        log=clip(incident.log, TEXT_BYTES),
-        where=clip(incident.where, WHERE_BYTES),
-        others=clip(incident.others, TEXT_BYTES),
-        checkpoint=clip(incident.checkpoint, WHERE_BYTES),
-    )
 
 
 def _size(text: str) -> int:

@@ -37,8 +37,7 @@ def ask_or_report(view: LeaderView, current: Round, finished: Collection[str]) -
         return SumUp(index, *_collect(view, current, asked))
     if summary.report is None:
         return view.now + SUMMARY_LOOK_SECONDS
-    body = Answers(round=current.number, name=asked.name, question=index, report=summary.report)
-    return Append(body, ledger.counters)
+    return Append(Answers(round=current.number, name=asked.name, question=index, report=summary.report))
 
 
 def describe_others(view: LeaderView, old: Round, first: Incident) -> str:
@@ -70,7 +69,7 @@ def _ask(view: LeaderView, current: Round) -> Append | float | None:
         return due
     _, first = min(open_asks, key=lambda found: ledger.answered_at(found[1].name))
     by = view.describe_nodes(node.node_id for node, ask in open_asks if ask.name == first.name)
-    return Append(Question(round=number, name=first.name, value=first.value, asked_by=by), ledger.counters)
+    return Append(Question(round=number, name=first.name, value=first.value, asked_by=by))
 
 
 def _open_asks(view: LeaderView, nodes: Collection[NodeView], most: int) -> list[tuple[NodeView, Ask]]:
