@@ -232,7 +232,7 @@ def test_a_failure_is_remembered_with_short_texts_and_tenths_of_seconds() -> Non
     ledger = replace(ledger, head=replace(ledger.head, age=10.0))
     assert ledger.round is not None
     blame = replace(incident("a"), host="h" * 50, exception="E" * 50)
-    known = LeaderView(ledger=ledger, watch=watch(running("a"), running("b"), now=NOW + 0.26), now=NOW + 0.26)
+    known = LeaderView(ledger=ledger, watch=watch(stopped("a"), stopped("b"), now=NOW + 0.26), now=NOW + 0.26)
     counters, _ = next_counters(known, ledger.round, blame)
     (spent,) = counters.failures
     assert (len(spent.failure.host.encode()), len(spent.failure.exception.encode())) == (37, 37)
