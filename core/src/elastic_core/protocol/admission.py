@@ -19,7 +19,7 @@ from elastic_core.protocol.settings import Settings
 
 
 class Admission(Enum):
-    """What a node does about the run that it finds, unless that is over and the node reports its verdict."""
+    """The next step of a node that finds a run, unless that is over and the node reports its verdict."""
 
     JOIN = auto()
     OPEN_NEXT = auto()

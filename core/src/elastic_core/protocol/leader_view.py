@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Incident, Verdict, by_cause, distance_to_cause
@@ -376,9 +376,10 @@ def sort_by_rank(nodes: Iterable[NodeView], staying: Collection[str] = ()) -> li
     neighbours in a network may be neighbours in rank. Nodes without an order come last, as they are.
     """
 
-    def key(node: NodeView) -> tuple[float, bool, bool, list[int | str]]:
+    def key(node: NodeView) -> tuple[float, bool, bool, list[tuple[bool, int, str]]]:
         rank, new, order = node.row.info.node_rank, node.node_id not in staying, node.row.info.order
-        parts = [int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", order))]
-        return math.inf if rank is None else rank, new, new and not order, parts if new else []
+        parts = [(number, "".join(part)) for number, part in groupby(order, str.isdecimal)]
+        numbered = [(not number, int(part) if number else 0, part) for number, part in parts]
+        return math.inf if rank is None else rank, new, new and not order, numbered if new else []
 
     return sorted(nodes, key=key)

@@ -39,7 +39,7 @@ class Memory:
 
 
 class Overlap(Enum):
-    """What became, in the store, of the entries that a node has read."""
+    """The state, in the store, of the entries that a node has read."""
 
     INTACT = auto()  # the store has them all
     PASSED = auto()  # all other nodes have read further: the newest one shrank and is not lost, if can_follow holds too
@@ -48,7 +48,7 @@ class Overlap(Enum):
 
 
 class Settlement(Enum):
-    """What a node does about a store with another history, if not a :class:`Rejoin`."""
+    """The answer to a store with another history, if it is not a :class:`Rejoin`."""
 
     RESUME = auto()  # append a RESUME on top of whatever the store holds
     ADOPT = auto()  # adopt the history in the store
@@ -60,8 +60,8 @@ class Rejoin:
 
     why: str
     if_alive: bool = False
-    """Whether this holds only if a node of the run in the store is alive; otherwise a RESUME follows. That run may have
-    begun after the store was lost, or have ended before this run and have come back with an old copy."""
+    """True if this holds only while a node of the run in the store is alive; otherwise a RESUME follows. That run may
+    have begun after the store was lost, or have ended before this run and have come back with an old copy."""
 
 
 def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk: bool = False) -> Overlap:

@@ -9,7 +9,6 @@ import dataclasses
 import enum
 import functools
 import math
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +60,7 @@ def reader(kind: type) -> Conversion:
 
 def kind_name(kind: type) -> str:
     """Return the name of a dataclass that is one of several in a union, e.g. ``STOP_AT`` for StopAt."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
+    return "".join(f"_{c}" if c.isupper() else c for c in kind.__name__).lstrip("_").upper()
 
 
 @functools.cache
