@@ -129,14 +129,14 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a node joins at the end",
         "_decide_live",
-        "view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids)",
-        "view.has_room(current) and view.watch.gone.isdisjoint(ids)",
+        "view.places(current) and not finished and view.watch.gone.isdisjoint(ids)",
+        "view.places(current) and view.watch.gone.isdisjoint(ids)",
         "ending",
     ),
     Defect(
         "resizes are not batched",
         "_resize_allowed_at",
-        "ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * cost)",
+        "ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * ledger.resize_cost * is_cost_known)",
         "ledger.resized_at",
         "agents",
         3000,
@@ -176,7 +176,7 @@ DEFECTS: tuple[Defect, ...] = (
         "agents",
     ),
     Defect("the budget has no end", "SimAgent._judge", "history.restarts < history.max_restarts", "True", "workers"),
-    Defect("a delay is over at once", "_delayed_until", "view.ledger.halted_at + verdict.delay", "0.0", "workers"),
+    Defect("a delay is over at once", "_wait_for_delay", "view.ledger.halted_at + verdict.delay", "0.0", "workers"),
     Defect(
         "a delay is only for members that stay",
         "_decide_failure",

@@ -66,7 +66,7 @@ def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, l
     allowed_at = ledger.round_at if ledger.resized_at is None else ledger.resized_at + pause
     members = ledger.round.group_ranks if ledger.round is not None else {}
     for row in read_before(world, entry.id, entry.run):
-        seen = watch.get(row.info.node_id)
+        seen = watch.nodes.get(row.info.node_id)
         if seen is None or row.info.node_id in members or row.phase is not Phase.WAITING or row.leaving:
             continue
         could = max(seen.arrived_at, allowed_at, watch.gap_at)

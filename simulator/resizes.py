@@ -40,7 +40,7 @@ def check_resize(world: World, replica: Replica, entry: Entry) -> None:
         newcomer.arrived_at
         for row in rows
         if row.phase is Phase.WAITING and row.info.node_id not in members
-        if (newcomer := watch.get(row.info.node_id)) is not None
+        if (newcomer := watch.nodes.get(row.info.node_id)) is not None
     ]
     if not arrivals:
         return

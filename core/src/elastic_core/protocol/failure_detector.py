@@ -98,10 +98,6 @@ class Watch:
     distrusted: frozenset[str] = frozenset()
     """The host ids for which a proof was contradicted: two machines share one, so its rows prove nothing."""
 
-    def get(self, node_id: str) -> NodeView | None:
-        """Return the node view of a node; None if it was never seen."""
-        return self.nodes.get(node_id)
-
     # Computed once per read: a question about each node must not go through all nodes again.
 
     @cached_property
@@ -158,7 +154,7 @@ def observe(
     cut_off = watch.read_at is not None and now - watch.read_at - slept > gap
     nodes = {}
     for observed in sorted(rows, key=lambda observed: observed.serial):
-        old = watch.get(observed.row.info.node_id)
+        old = watch.nodes.get(observed.row.info.node_id)
         highest, contradictions = _highest_heartbeat(watch, old, observed)
         listed = True
         if old is not None and observed.revision < old.revision:  # an old copy; the node will send its row again
@@ -234,7 +230,7 @@ def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
 
 def is_lost(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
     """Whether a node is lost: silent beyond its limit (see :func:`silence_deadline`), or without a row for as long."""
-    node = watch.get(node_id)
+    node = watch.nodes.get(node_id)
     if node is None:
         return now >= watch.began_at + timing.lost_after
     return now >= silence_deadline(watch, node, timing)

@@ -122,7 +122,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     looks, put_off = [suspect_at] if late else [], ""
     # A node waits and there is room: resize as soon as L4 and L13 allow it, unless a member has finished, so that the
     # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
-    if view.has_room(current) and not finished and view.watch.gone.isdisjoint(ids):
+    if view.places(current) and not finished and view.watch.gone.isdisjoint(ids):
         resize_at, put_off = next_resize(view, current)
         resize_at = max(resize_at, _resize_allowed_at(view))
         if view.now >= resize_at:
@@ -158,7 +158,7 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
         return leader_entries.halt_for_incident(current, first, HaltReason.GIVING_UP, verdict)
     # If all members stay and no node joins, one ROUND restarts them all. Otherwise a HALT comes first, and the next
     # round has other members.
-    whole = _can_restart_all(view, current) and not view.has_room(current)
+    whole = _can_restart_all(view, current) and not view.places(current)
     if verdict.action is Action.RESTART and not verdict.delay and whole and find_unreachable(view, current) is None:
         return leader_entries.restart_round(view, current, first)
     return leader_entries.halt_for_incident(current, first)
@@ -214,23 +214,16 @@ def _describe_loss(view: LeaderView, node: NodeView | None) -> str:
 
 
 def _resize_allowed_at(view: LeaderView) -> float:
-    """Return when the next planned resize may begin (rule L4)."""
-    ledger, cost = view.ledger, _resize_cost(view)
-    if ledger.resized_at is None:
-        return ledger.round_at
-    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * cost)
+    """Return when the next planned resize may begin (rule L4).
 
-
-def _resize_cost(view: LeaderView) -> float:
-    """Return what the last planned resize took from its HALT to its ROUND, in seconds; 0 if that is not known.
-
-    A leader that was cut off after the last resize began does not know its cost: part of it may have been the time
-    without the store.
+    A leader that was cut off after the last resize began does not know its cost, from its HALT to its ROUND: part of it
+    may have been the time without the store.
     """
     ledger = view.ledger
-    if ledger.resized_at is None or view.watch.gap_at >= ledger.resized_at - ledger.resize_cost:
-        return 0.0
-    return ledger.resize_cost
+    if ledger.resized_at is None:
+        return ledger.round_at
+    is_cost_known = view.watch.gap_at < ledger.resized_at - ledger.resize_cost
+    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * ledger.resize_cost * is_cost_known)
 
 
 # Halted: a HALT without a later ROUND --------------------------------------------------------------------------------
@@ -302,8 +295,8 @@ def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
     nodes = _choose_nodes(view, halt, survivors, members.joining)
     if len(nodes) >= view.agreement.min_nodes:
         nodes = nodes[: view.agreement.largest_size(len(nodes))]  # L15
-        if (until := _delayed_until(view, old, halt, members)) is not None and view.now < until:
-            return LookAgain(view.next_look_at(until, nodes=nodes), *_describe_delay(view, halt, until))
+        if (delay := _wait_for_delay(view, old, halt, members, nodes)) is not None:
+            return delay
         why = _why_restarted(view, old, halt) if out is None else describe_unreachable(view, old, out)
         return leader_entries.append_round(view, nodes, why=why, unreachable=out)
     deadline = ledger.halt_at + view.timing.join_timeout
@@ -361,8 +354,10 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     return leader_entries.close_as_failed(reason, first, requeue=requeue and not early)
 
 
-def _delayed_until(view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers) -> float | None:
-    """Return when the next round may begin after a failure, if a verdict delays it; None for at once (rule L11).
+def _wait_for_delay(
+    view: LeaderView, old: Round, halt: Halt, members: _HaltedMembers, nodes: list[NodeView]
+) -> LookAgain | None:
+    """Wait for the next round of ``nodes`` after a failure, if a verdict delays it; None if it may begin (rule L11).
 
     The time counts from the HALT. A leader that takes over asks the policies anew, and counts from the same instant. A
     job whose workers failed because a member went away does not wait.
@@ -370,15 +365,11 @@ def _delayed_until(view: LeaderView, old: Round, halt: Halt, members: _HaltedMem
     verdict = view.verdict(halt.round)
     if verdict is None or not verdict.delay or not is_charged(halt.incident):
         return None
-    if members.gone(view, old) or members.leaving:
+    until = view.ledger.halted_at + verdict.delay
+    if view.now >= until or members.gone(view, old) or members.leaving:
         return None
-    return view.ledger.halted_at + verdict.delay
-
-
-def _describe_delay(view: LeaderView, halt: Halt, until: float) -> tuple[str, str]:
-    verdict = view.verdict(halt.round)
-    why = "" if verdict is None else f" ({verdict.reason})"
-    return leader_entries.with_limit(f"the delay after the failure to pass{why}", until - view.now)
+    awaited = f"the delay after the failure to pass ({verdict.reason})"
+    return LookAgain(view.next_look_at(until, nodes=nodes), *leader_entries.with_limit(awaited, until - view.now))
 
 
 def _is_round_over(view: LeaderView, old: Round) -> bool:

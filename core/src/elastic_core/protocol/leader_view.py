@@ -112,7 +112,7 @@ class LeaderView:
 
     def get(self, node_id: str) -> NodeView | None:
         """Return the node view of a node; None if it has no row."""
-        return self.watch.get(node_id)
+        return self.watch.nodes.get(node_id)
 
     def is_lost(self, node_id: str) -> bool:
         """Whether a node is lost."""
@@ -307,10 +307,6 @@ class LeaderView:
         excluded = self.ledger.counters.excluded_at(self.age)
         ends = [until for host, until in excluded.items() if until is not None and host in waiting]
         return self.now + min(ends) - self.age if ends else None
-
-    def has_room(self, current: Round) -> bool:
-        """Whether nodes wait and the round has places for them."""
-        return self.places(current) > 0
 
     def places(self, current: Round) -> int:
         """Return how many of the nodes that wait a larger round would have a place for (rule L15)."""

@@ -132,7 +132,7 @@ def apply(ledger: Ledger, entry: Entry, now: float) -> Ledger:
             if not body.same_as:
                 at = replace(at, round=index)
             elif ledger.round is not None:
-                body = _with_members_of(body, ledger.round)
+                body = replace(body, members=ledger.round.members, hosts=ledger.round.hosts)
             done, cost = _last_resize(ledger, body, now, entry.since_halt)
             ledger = replace(ledger, round=body, round_at=now, resized_at=done, resize_cost=cost)
             return after(at, halt=None, plan=None, stop_at=None, over=None, question=None, reports={})
@@ -271,11 +271,6 @@ def _last_resize(ledger: Ledger, sealed: entries.Round, now: float, since_halt: 
     at = ledger.head.anchors
     kept = ledger.round.group_ranks.keys() <= sealed.group_ranks.keys() and at.leader < at.halt
     return now, min(since_halt, now - ledger.opened_at) if kept else 0.0
-
-
-def _with_members_of(body: entries.Round, listed: entries.Round) -> entries.Round:
-    """Return a ROUND with the members and hosts that another one lists."""
-    return replace(body, members=listed.members, hosts=listed.hosts)
 
 
 def compose(

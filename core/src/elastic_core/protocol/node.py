@@ -197,17 +197,13 @@ def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
     The offer is renewed, because a round of either history that this node has not read may have used it. Rounds of two
     histories are the same only if their members are too, because each history may have used the same offer.
     """
-    before, after = state.ledger.round, ledger.round
+    before, after = (one and (one.number, one.offer, one.members) for one in (state.ledger.round, ledger.round))
     asks = tuple(replace(ask, known=ledger.answered_at(ask.name)) for ask in state.row.asks)
     # Entries of two histories may have one index, so that an answer may be to another question.
     state = replace(_say(state, offer=None, asks=asks, answer=None), ledger=ledger, needs_offer=True, asked=0)
-    if before is not None and after is not None and _is_same_round(before, after):
+    if before is not None and before == after:
         return state
     return _enter_round(state, 0, Phase.RUNNING if state.work in (Work.RUNNING, Work.STOPPING) else Phase.WAITING)
-
-
-def _is_same_round(one: Round, other: Round) -> bool:
-    return (one.number, one.offer, one.members) == (other.number, other.offer, other.members)
 
 
 def _enter_round(state: NodeState, number: int, phase: Phase) -> NodeState:
@@ -317,7 +313,9 @@ def _find_exit(state: NodeState) -> Exit | None:
     """Return the Exit of a node without workers that has nothing to wait for; None while it waits."""
     if state.ledger.closed is not None:
         return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
-    if state.leaving is not None and not _may_be_needed(state, state.leaving):
+    # A node that leaves and whose workers stopped as planned may host the store that other workers still need.
+    may_be_needed = state.row.grace > 0 and state.row.stepped_down and state.ledger.plan is not None
+    if state.leaving is not None and not may_be_needed:
         return Exit(state.leaving.exit_code, state.leaving.why, rejoin=state.leaving.rejoin)
     if state.run_replaced and state.row.phase is not Phase.FINISHED:
         return Exit(ExitCode.STORE_LOST, state.run_replaced, rejoin=True)
@@ -326,11 +324,6 @@ def _find_exit(state: NodeState) -> Exit | None:
             return Exit(ExitCode.SUCCESS, "the store is gone, but every worker of this node had exited with 0")
         return Exit(ExitCode.STORE_LOST, "the store is gone, and nothing can be agreed on without it")
     return None
-
-
-def _may_be_needed(state: NodeState, leaving: Leaving) -> bool:
-    """Whether a leaving node whose workers stopped as planned may host the store that other workers still need."""
-    return leaving.grace > 0 and state.row.stepped_down and state.ledger.plan is not None
 
 
 def _wanted_round(state: NodeState) -> Round | None:

@@ -179,7 +179,7 @@ class LeaderDriver:
         members = ledger.round.group_ranks if ledger.round is not None else {}
         timing, now = ledger.settings.timing, self._looked_at
         for node_id in [*members, *(other for other in self.watch.nodes if other not in members)]:
-            seen = self.watch.get(node_id)
+            seen = self.watch.nodes.get(node_id)
             if node_id == self.node_id or seen is None or seen.row.leaving or seen.row.run != ledger.head.run:
                 continue
             if not is_lost(self.watch, node_id, timing, now):
@@ -309,7 +309,7 @@ class LeaderDriver:
         if node_gone is None or not node_ids or self._asking is not None or now < self._ask_at:
             return
         self._ask_at = now + ASK_AGAIN_SECONDS
-        infos = [seen.row.info for node_id in node_ids if (seen := self.watch.get(node_id)) is not None]
+        infos = [seen.row.info for node_id in node_ids if (seen := self.watch.nodes.get(node_id)) is not None]
         self._asking = self.runtime.ask(
             lambda: [info.node_id for info in infos if node_gone(info)], name="elastic-node-gone"
         )
