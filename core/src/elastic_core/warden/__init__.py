@@ -22,9 +22,8 @@ NAMES = {
     "warden.client": "CLOSING Warden",
     "warden.forks": "Channel FailureRecorder INITIALIZED Message NOTHING_NEW Title close_all die_once_adopted "
     "ignore_requests_to_end report stack_dump take_descriptors volunteer_for_oom",
-    "warden.linux": "Process become_subreaper bytes_written catches cpu_seconds_wanted descendants die_with_parent "
-    "is_in_call_that_ends kill pauses run_nanoseconds running_process state_of subreaping "
-    "used_by_trees waits_in",
+    "warden.linux": "Process all_pids become_subreaper catches descendants die_with_parent kill read_proc "
+    "run_nanoseconds running_process stat_fields state_of subreaping waits_in",
     "warden.messages": "Exited SpawnFailed Spawned StopCompleted Stuck WardenDied WardenEvent",
 }
 
