@@ -26,7 +26,7 @@ from elastic_core.warden.messages import Exited, ServiceEnded, Spawned, StartedF
 
 SOURCE = """
 import os, select, signal, socket
-from elastic_core.warden.forks import Channel, close_all, die_once_adopted, take_descriptors
+from elastic_core.warden import Channel, close_all, die_once_adopted, take_descriptors
 
 def run(control, usual):
     channel = Channel(socket.socket(fileno=control))

@@ -19,6 +19,7 @@ NAMES = {
     "host.identity": "boot_id host_name",
     "host.oom": "OomCounter find_counter",
     "host.ports": "HeldPort",
+    "host.process_title": "Title",
     "host.terminal": "GREEN Paint RED YELLOW all_printable has_colours painter plain printable",
     "host.versions": "installed_versions",
 }

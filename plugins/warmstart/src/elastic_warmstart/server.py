@@ -21,19 +21,9 @@ import traceback
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeAlias
 
-from elastic_core.warden import (
-    INITIALIZED,
-    NOTHING_NEW,
-    Channel,
-    FailureRecorder,
-    Message,
-    Title,
-    close_all,
-    die_once_adopted,
-    ignore_requests_to_end,
-    report,
-    stack_dump,
-)
+from elastic_core.host import Title
+from elastic_core.warden import NOTHING_NEW, Channel, Message, close_all, die_once_adopted, ignore_requests_to_end
+from elastic_core.worker import INITIALIZED, FailureRecorder, ignore_requests_at_exit, report
 from elastic_warmstart import child, huge_pages, init_probe, libraries
 from elastic_warmstart.checks import Wanted, describe_threads, describe_unfitness, objection
 from elastic_warmstart.facts import Observer
@@ -63,7 +53,7 @@ def run(control: int, usual: Set[str]) -> None:
     title.show_starter("fork server")
     child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
     recorder = FailureRecorder()
-    stack_dump.ignore_requests_at_exit()
+    ignore_requests_at_exit()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     told = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
