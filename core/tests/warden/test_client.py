@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from wardens import PATIENCE, Listener, gone, wait_until
 
-from elastic_core.warden.client import Warden
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.linux import REQUESTS_TO_END, become_subreaper, subreaping
 from elastic_core.warden.messages import (
     Exited,
@@ -56,7 +56,7 @@ os.wait()
 AGENT = f"""
 import json, os, select, sys
 from elastic_core.warden.linux import become_subreaper
-from elastic_core.warden.client import Warden
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.messages import (Spawned)
 become_subreaper()
 warden = Warden.start()
@@ -71,7 +71,7 @@ commands = [
     [{sys.executable!r}, "-I", "-S", "-c", escape + "import signal; signal.pause()"],
 ]
 for tag, argv in enumerate(commands):
-    warden.spawn(tag, argv, dict(os.environ), stdout=writing)
+    warden.spawn(tag, SpawnRequest(argv, dict(os.environ)), stdout=writing)
 os.close(writing)
 pids = []
 while len(pids) < len(commands):
@@ -96,7 +96,7 @@ class Programs(Listener):
         """Start a program and return its tag."""
         tag = self.tag()
         environment = dict(os.environ) if env is None else env
-        self.warden.spawn(tag, argv, environment, cwd=cwd, stdout=stdout, control=control)
+        self.warden.spawn(tag, SpawnRequest(argv, environment, cwd), stdout=stdout, control=control)
         return tag
 
     def read_from(self, *argv: str, env: dict[str, str] | None = None, control: int | None = None) -> str:
@@ -221,11 +221,11 @@ def test_standard_streams_that_the_agent_does_not_have_are_nobody_elses() -> Non
     """FAULTS 40: started with closed descriptors, as some schedulers do, no socket is taken for a stdin."""
     script = """
 import os, select
-from elastic_core.warden.client import (Warden)
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.messages import (Exited)
 warden = Warden.start()
 reading, writing = os.pipe()
-warden.spawn(1, ["readlink", "/proc/self/fd/0", "/proc/self/fd/2"], dict(os.environ), stdout=writing)
+warden.spawn(1, SpawnRequest(["readlink", "/proc/self/fd/0", "/proc/self/fd/2"], dict(os.environ)), stdout=writing)
 os.close(writing)
 with open(reading) as file:
     shown = file.read()
@@ -348,12 +348,7 @@ def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> No
     warden = Warden.start(alone=False)
     other = subprocess.Popen(["sleep", "1000"])
     reading, writing = os.pipe()
-    warden.spawn(
-        1,
-        ["sh", "-c", "sleep 1000 & echo $!; wait"],
-        dict(os.environ),
-        stdout=writing,
-    )
+    warden.spawn(1, SpawnRequest(["sh", "-c", "sleep 1000 & echo $!; wait"], dict(os.environ)), stdout=writing)
     os.close(writing)
     with open(reading) as lines:
         child = int(lines.readline())
@@ -701,7 +696,7 @@ def test_a_held_descriptor_stays_open_until_the_wardens_last_process_is_gone() -
     warden.hold(writing)
     os.close(writing)
     running, end = os.pipe()
-    warden.spawn(1, ["sleep", "1000"], dict(os.environ), stdout=end)
+    warden.spawn(1, SpawnRequest(["sleep", "1000"], dict(os.environ)), stdout=end)
     os.close(end)
     select.select([warden], [], [])
     assert select.select([reading], [], [], 0)[0] == []

@@ -20,7 +20,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError
 from elastic_core.events import Level
 from elastic_core.starter import FOLDER, Starter, find_starter
-from elastic_core.warden.client import Warden
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.linux import become_subreaper
 from elastic_core.warden.messages import Exited, ServiceEnded, Spawned, StartedFresh, StarterReady
 
@@ -143,7 +143,7 @@ def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(site: Pat
         tag = listener.tag()
         with (tmp_path / "out").open("wb") as out:
             command = [*python, str(script)]
-            listener.warden.spawn(tag, command, {**env, "RANK": "7"}, stdout=out.fileno(), warm=True)
+            listener.warden.spawn(tag, SpawnRequest(command, {**env, "RANK": "7"}, warm=True), stdout=out.fileno())
         started = listener.wait(Spawned)
         assert (started.warm, started.unlearned) == (True, 3), listener.heard
         assert listener.wait(Exited).returncode == 0

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from wardens import PATIENCE, Listener, gone, wait_until
 
-from elastic_core.warden.client import Warden
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.linux import become_subreaper
 from elastic_core.warden.messages import (
     Exited,
@@ -99,11 +99,20 @@ class Workers(Listener):
         self.preload(*modules, program=program, args=args)
         return self.wait(StarterReady)
 
-    def spawn(self, *args: str, env: Mapping[str, str] | None = None, **more: Any) -> int:
+    def spawn(
+        self,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        ignored: Sequence[int] = (),
+        cpus: Sequence[int] | None = None,
+        **streams: int,
+    ) -> int:
         """Start a worker, warm if that can be, and return its tag."""
         tag = self.tag()
         environment = {**self.env, **(env or {})}
-        self.warden.spawn(tag, [*PYTHON, str(self.script), *args], environment, warm=True, **more)
+        argv = [*PYTHON, str(self.script), *args]
+        self.warden.spawn(tag, SpawnRequest(argv, environment, cwd, cpus, ignored, warm=True), **streams)
         return tag
 
     def output(self, *args: str, env: Mapping[str, str] | None = None, **more: Any) -> tuple[int, str]:
@@ -203,7 +212,7 @@ def test_the_end_of_a_warm_worker_is_known_as_exactly_as_that_of_a_fresh_one(
     listener.fork_server(program=program)
     null = os.open(os.devnull, os.O_WRONLY)
     for tag, warm in ((1, False), (2, True)):
-        listener.warden.spawn(tag, [*PYTHON, str(listener.script)], listener.env, stderr=null, warm=warm)
+        listener.warden.spawn(tag, SpawnRequest([*PYTHON, str(listener.script)], listener.env, warm=warm), stderr=null)
     os.close(null)
     assert [listener.end(tag).returncode for tag in (1, 2)] == [returncode] * 2
     assert [event.warm for tag in (1, 2) for event in listener.all_of(Spawned) if event.tag == tag] == [False, True]
@@ -219,7 +228,7 @@ def test_workers_that_are_asked_for_together_are_all_forked_and_told_apart(liste
 def test_a_worker_waits_for_a_fork_server_that_still_imports(listener: Workers) -> None:
     go_on = slow(listener)
     tag = listener.spawn()
-    listener.warden.spawn(100, ["true"], listener.env)  # others need not wait for it
+    listener.warden.spawn(100, SpawnRequest(["true"], listener.env))  # others need not wait for it
     listener.end(100)
     assert [event.tag for event in listener.all_of(Spawned)] == [100]
     go_on()
@@ -395,7 +404,7 @@ def test_another_program_than_the_fork_servers_starts_fresh(listener: Workers, t
     listener.fork_server()
     other = tmp_path / "other.py"
     other.write_text("raise SystemExit(3)")
-    listener.warden.spawn(1, [*PYTHON, str(other)], listener.env, warm=True)
+    listener.warden.spawn(1, SpawnRequest([*PYTHON, str(other)], listener.env, warm=True))
     assert listener.end(1).returncode == 3
     assert "the preloaded process is for" in listener.wait(StartedFresh).why
 
@@ -503,7 +512,7 @@ def test_a_fork_of_a_stalled_fork_server_is_not_waited_for_after_the_hand_over(l
     with go.open("w"):  # the successor has begun to import
         os.kill(first.pid, signal.SIGSTOP)
         tag = listener.spawn()
-        listener.warden.spawn(100, ["true"], listener.env)
+        listener.warden.spawn(100, SpawnRequest(["true"], listener.env))
         listener.end(100)  # the request is on its way by now
     grown = listener.wait(StarterGrown)
     assert listener.wait(Spawned, lambda event: event.tag == tag).warm is False
@@ -583,7 +592,7 @@ def test_a_request_that_a_dying_fork_server_has_not_answered_is_started_fresh(li
     fork_server = listener.fork_server()
     os.kill(fork_server.pid, signal.SIGSTOP)
     tag = listener.spawn()
-    listener.warden.spawn(100, ["true"], listener.env)
+    listener.warden.spawn(100, SpawnRequest(["true"], listener.env))
     listener.end(100)  # the request is on its way by now
     os.kill(fork_server.pid, signal.SIGKILL)
     assert listener.end(tag).returncode == 0

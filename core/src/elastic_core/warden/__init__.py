@@ -19,7 +19,7 @@ from elastic_core import names_of
 
 NAMES = {
     "warden.channel": "Channel Message close_all",
-    "warden.client": "CLOSING Warden",
+    "warden.client": "CLOSING SpawnRequest Warden",
     "warden.linux": "Process all_pids become_subreaper catches descendants die_once_adopted die_with_parent "
     "ignore_requests_to_end kill read_proc run_nanoseconds running_process stat_fields state_of subreaping waits_in",
     "warden.messages": "Exited SpawnFailed Spawned StopCompleted Stuck WardenDied WardenEvent",

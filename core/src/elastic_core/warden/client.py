@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError
@@ -31,6 +31,21 @@ if TYPE_CHECKING:
 CLOSING = 2.0  # seconds that a warden gets at the end; after that it goes on by itself
 PROGRAM = os.path.join(os.path.dirname(__file__), "main.py")
 _DEATH_MAX_SECONDS = 1.0  # from the end of a warden's connection to its death
+
+
+class SpawnRequest(NamedTuple):
+    """What :meth:`Warden.spawn` starts; JSON.
+
+    With ``warm`` the starter forks it once it is ready (:meth:`Warden.begin_starter`), if its command is the starter's
+    but for the program's arguments. Else StartedFresh, with the reason, comes before Spawned.
+    """
+
+    argv: Sequence[str]  # looked for on the PATH of ``env``
+    env: dict[str, str]
+    cwd: str | None = None  # None for the agent's
+    cpus: Sequence[int] | None = None  # that it may run on; None for the agent's
+    ignored: Sequence[int] = ()  # the signals that it ignores until it sets another disposition
+    warm: bool = False
 
 
 class Warden:
@@ -106,38 +121,24 @@ class Warden:
     def spawn(
         self,
         tag: int,
-        argv: Sequence[str],
-        env: Mapping[str, str],
+        request: SpawnRequest,
         *,
-        cwd: str | None = None,
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
         control: int | None = None,
-        cpus: Collection[int] | None = None,
-        ignored: Collection[int] = (),
-        warm: bool = False,
     ) -> None:
         """Start a worker: Spawned or SpawnFailed will come, with ``tag``. While a stop is under way it fails.
 
-        With ``warm`` the starter forks it once it is ready (:meth:`begin_starter`), if its command is the starter's
-        but for the program's arguments. Else StartedFresh, with the reason, comes before Spawned.
-
         Args:
-            argv: The program, looked for on the PATH of ``env``, and its arguments.
-            cwd: Its working directory; None for the agent's.
             stdin: A descriptor to give to it, which the caller may close at once; None for the agent's.
             control: One more descriptor for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``.
-            cpus: The CPUs that it may run on; None for the agent's.
-            ignored: The signals that it ignores until it sets another disposition.
-            warm: Whether to have it forked by the starter.
         """
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "control": control}
         given = {name: fd for name, fd in streams.items() if fd is not None}
-        request: Message = {"do": "spawn", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": cwd, "warm": warm}
-        request |= {"cpus": None if cpus is None else sorted(cpus), "ignored": sorted(ignored)}
         # How many fences the caller has handled: a request that crosses a Fenced belongs to a round that is over.
-        self._send({**request, "fences": self._fences, "descriptors": list(given)}, list(given.values()))
+        message = {"do": "spawn", "tag": tag, "fences": self._fences, "descriptors": list(given), **request._asdict()}
+        self._send(message, list(given.values()))
 
     def begin_starter(self, starter: Starter | None) -> None:
         """Start the starter: StarterReady or StarterFailed will come, and StarterDied whenever it is started again;
