@@ -147,10 +147,8 @@ class Warden:
         Before it is used, another one may replace it; the same one changes nothing, and None ends what there is.
         It begins in the agent's directory.
         """
-        if starter is not None:
-            self._send({"do": "starter", **starter.request()})
-        elif self.starter is not None:
-            self._send({"do": "end_starter"})
+        if starter is not None or self.starter is not None:
+            self._send({"do": "starter", "settings": {} if starter is None else starter.request()})
         self.starter = starter
 
     def grow_starter(self) -> None:

@@ -129,11 +129,9 @@ class WardenProcess:
                     raise SystemExit("elastic: too many files are open to start workers: raise the limit (ulimit -n)")
                 self._slot = descriptors.pop()  # this process never closes it
             case "starter":
-                self._add_child(self._starter.start(message))
+                self._add_child(self._starter.start(message["settings"]))
             case "grow_starter":
                 self._starter.grow()
-            case "end_starter":
-                self._starter.end()
             case "serve":
                 child = Child(Kind.SERVICE, message, descriptors[:])
                 descriptors.clear()
@@ -147,12 +145,10 @@ class WardenProcess:
 
     def _start_warm(self, child: Child) -> None:
         """Have the starter fork it; where that is not possible, start it fresh."""
-        if self._starter.refusal:
-            self._start_unforked(child, self._starter.refusal)
-        elif self._is_obsolete(child):
+        if self._is_obsolete(child):
             self._report_failure(child, STOPPING_REASON)
-        elif self._starter.is_late():
-            self._start_unforked(child, "the process that forks workers takes too long to import")
+        elif refusal := self._starter.refusal():
+            self._start_unforked(child, refusal)
         else:
             try:
                 self._starter.request_fork(child)
@@ -272,7 +268,7 @@ class WardenProcess:
         self._reap()
         now = time.monotonic()  # the fence's stop has begun since
         if expired := self._helpers.take_expired(now):
-            self._kill_expired(expired)
+            self._kill({}, now, expired)
         stop = self._stopping
         if stop is None:
             return
@@ -378,27 +374,27 @@ class WardenProcess:
         if pids := [process[0] for process in processes if kill(process, signum)]:
             self._send_event("signalled", signum=int(signum), pids=pids, names=[names[pid] for pid in pids])
 
-    def _kill_expired(self, numbers: set[int]) -> None:
-        """Send SIGKILL to these processes, and to all of these sessions, until no new one is found."""
-        killed: list[Process] = []
-        while fresh := [process for process in self._find_killable(numbers) if process not in killed]:
-            self._signal(fresh, SIGKILL)
-            killed += fresh
-
     def _kill_all(self, stop: StopInProgress, now: float) -> None:
-        """Send SIGKILL to every descendant, until no new one is found. Each death leads to a new search."""
-        alive = self._find_killable()
+        """Send SIGKILL to every descendant. Each death leads to a new search."""
         stop.killed = stop.killed or {}
-        while fresh := [process for process in alive if process not in stop.killed]:
-            self._signal(fresh, SIGKILL)
-            stop.killed.update(dict.fromkeys(fresh, now))
-            for pid in self._workers():  # at once, so that its group cannot fork faster
-                signal_group(pid, SIGKILL)
-            alive = self._find_killable()
-        left = set(alive)
+        left = self._kill(stop.killed, now)
         stop.killed = {process: since for process, since in stop.killed.items() if process in left}
         for pid, _ in stop.take_stuck(now):
             self._send_event("stuck", pid=pid, name=name_of(pid), wchan=waits_in(pid))
+
+    def _kill(self, killed: dict[Process, float], now: float, numbers: Collection[int] = ()) -> set[Process]:
+        """Send SIGKILL to the processes of :meth:`_find_killable`, until no new one is found; return the last found.
+
+        Those that have got it are in ``killed``, with the time.
+        """
+        while True:
+            found = self._find_killable(numbers)
+            if not (fresh := [process for process in found if process not in killed]):
+                return set(found)
+            self._signal(fresh, SIGKILL)
+            killed.update(dict.fromkeys(fresh, now))
+            for pid in () if numbers else self._workers():  # at once, so that its group cannot fork faster
+                signal_group(pid, SIGKILL)
 
     def _find_killable(self, numbers: Collection[int] = ()) -> list[Process]:
         """Return every descendant but services, theirs, and helpers that have time; of ``numbers`` if given."""
