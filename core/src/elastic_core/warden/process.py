@@ -71,7 +71,6 @@ class WardenProcess:
             self._channel.flush()
             for message, descriptors in self._channel.receive():
                 self._handle_request(message, descriptors)
-                close_all(descriptors)
             if self._channel.closed:
                 self._stop(SIGKILL, grace=0.0)
             self._starter.receive()
@@ -112,9 +111,11 @@ class WardenProcess:
     def _handle_request(self, message: Message, descriptors: list[int]) -> None:
         match message["do"]:
             case "spawn":
-                child = Child(Kind.WORKER, message, descriptors[:], self._slot)
-                descriptors.clear()  # they are the child's
-                (self._start_warm if message["warm"] else self._start_fresh)(child)
+                child = Child(Kind.WORKER, message, descriptors, self._slot)
+                if self._is_obsolete(child):
+                    self._report_failure(child, STOPPING_REASON)
+                else:
+                    (self._start_warm if message["warm"] else self._start_fresh)(child)
             case "stop":
                 self._reap()  # a worker that has ended before is not among those that get a signal
                 stop = self._stop(message["signum"], message["grace"], ending=message["ending"])
@@ -133,9 +134,7 @@ class WardenProcess:
             case "grow_starter":
                 self._starter.grow()
             case "serve":
-                child = Child(Kind.SERVICE, message, descriptors[:])
-                descriptors.clear()
-                self._start_warm(child)
+                self._start_warm(Child(Kind.SERVICE, message, descriptors))
             case "end_service":
                 self._end_service(message["tag"])
             case "spare":
@@ -145,41 +144,37 @@ class WardenProcess:
 
     def _start_warm(self, child: Child) -> None:
         """Have the starter fork it; where that is not possible, start it fresh."""
-        if self._is_obsolete(child):
-            self._report_failure(child, STOPPING_REASON)
-        elif refusal := self._starter.refusal():
+        if refusal := self._starter.refusal():
             self._start_unforked(child, refusal)
-        else:
-            try:
-                self._starter.request_fork(child)
-            except OSError as exc:
-                self._start_unforked(child, str(exc))
-            if child.pipe is not None:
-                self._starting.append(child)
+            return
+        try:
+            self._starter.request_fork(child)
+        except OSError as exc:
+            self._start_unforked(child, str(exc))
+        if child.pipe is not None:
+            self._starting.append(child)
 
     def _start_unforked(self, child: Child, why: str) -> None:
         """Start it fresh, because the starter does not fork it.
 
         A service is not started once its fork has run and failed, it was cancelled, or the agent is gone.
         """
+        fresh = None
         if child.kind is Kind.SERVICE:
-            over = child.cancelled or self._channel.closed or child.pid is not None
-            if over or (service := self._starter.fresh_service(child)) is None:
-                self._report_failure(child, why)
-            else:
-                self._start_fresh(service)
+            if not (child.cancelled or self._channel.closed or child.pid is not None):
+                fresh = self._starter.fresh_service(child)
         elif self._is_obsolete(child):
-            self._report_failure(child, STOPPING_REASON)
+            why = STOPPING_REASON
         else:
             self._send_event("started_fresh", tag=child.tag, why=why)
-            fresh = Child(child.kind, child.request, child.descriptors[:], child.slot)
-            child.descriptors.clear()
+            fresh = child.renew()
+        if fresh is None:
+            self._report_failure(child, why)
+        else:
             self._start_fresh(fresh)
 
     def _start_fresh(self, child: Child) -> None:
         try:
-            if self._is_obsolete(child):
-                raise OSError(STOPPING_REASON)
             start(child)
         except OSError as exc:
             self._report_failure(child, str(exc))

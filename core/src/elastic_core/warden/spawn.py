@@ -62,6 +62,11 @@ class Child:
         self.channel: Channel | None = None  # the socket to a starter, until that closes it
         self._report = b""
 
+    def renew(self, **request: object) -> Child:
+        """Return a child that is to start fresh instead of this one, with these changes to the request."""
+        descriptors, self.descriptors = self.descriptors, []
+        return Child(self.kind, {**self.request, **request}, descriptors, self.slot)
+
     def named_descriptors(self) -> dict[str, int]:
         """Return its descriptors by name.
 

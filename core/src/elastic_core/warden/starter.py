@@ -192,9 +192,7 @@ class StarterClient:
         if not self._settings:
             return None
         code = SERVICE.format(roots=self._settings["roots"])
-        argv, environment = [*self._settings["python"], "-c", code], dict(self._settings["env"])
-        descriptors, child.descriptors = child.descriptors, []
-        return Child(child.kind, {**child.request, "argv": argv, "env": environment}, descriptors)
+        return child.renew(argv=[*self._settings["python"], "-c", code], env=dict(self._settings["env"]))
 
     def next_deadline(self) -> float:
         """Return when :meth:`take_released` or :meth:`fork_successor` has something to do."""
