@@ -19,8 +19,8 @@ NAMES = {
     "host.identity": "boot_id host_name",
     "host.oom": "OomCounter find_counter",
     "host.ports": "HeldPort",
-    "host.process_title": "Title",
-    "host.terminal": "GREEN Paint RED YELLOW all_printable has_colours painter plain printable",
+    "host.process_title": "Title overwrite without_passwords",
+    "host.terminal": "GREEN Paint RED YELLOW has_colours painter plain printable",
     "host.versions": "installed_versions",
 }
 

@@ -26,7 +26,7 @@ from elastic_core.warden.startup import STAGE, STARTUP
 ENTRY, ROOTS = "ELASTIC_STARTER", "ELASTIC_STARTER_ROOTS"
 """The variables in which the starter finds its entry, and the directories of the packages that it needs."""
 ROOM = "ELASTIC_STARTER_ROOM"
-"""Reserves room in which a worker shows the variables that the starter has not (``host/process_title.py``)."""
+"""Reserves room in which a worker shows the variables that the starter has not."""
 ROOM_SIZE = 4096  # bytes; these variables take about a thousand
 PROBE = f"""
 import os, sys
