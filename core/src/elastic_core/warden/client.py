@@ -116,7 +116,7 @@ class Warden:
 
     def hold(self, slot: int) -> None:
         """Have it keep the node's slot open until its last descendant has ended, and every worker inherit a copy."""
-        self._send({"do": "hold", "descriptors": ["slot"]}, [slot])
+        self._send("hold", {"slot": slot})
 
     def spawn(
         self,
@@ -137,8 +137,7 @@ class Warden:
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "control": control}
         given = {name: fd for name, fd in streams.items() if fd is not None}
         # How many fences the caller has handled: a request that crosses a Fenced belongs to a round that is over.
-        message = {"do": "spawn", "tag": tag, "fences": self._fences, "descriptors": list(given), **request._asdict()}
-        self._send(message, list(given.values()))
+        self._send("spawn", given, tag=tag, fences=self._fences, **request._asdict())
 
     def begin_starter(self, starter: Starter | None) -> None:
         """Start the starter: StarterReady or StarterFailed will come, and StarterDied whenever it is started again;
@@ -148,12 +147,12 @@ class Warden:
         It begins in the agent's directory.
         """
         if starter is not None or self.starter is not None:
-            self._send({"do": "starter", "settings": {} if starter is None else starter.request()})
+            self._send("starter", settings={} if starter is None else starter.request())
         self.starter = starter
 
     def grow_starter(self) -> None:
         """Have the starter import more as soon as it is ready; by default it leaves the CPUs to workers that start."""
-        self._send({"do": "grow_starter"})
+        self._send("grow_starter")
 
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None
@@ -169,13 +168,11 @@ class Warden:
             arguments: The function's keyword arguments; JSON.
             descriptors: More keyword arguments: at most 15 descriptors, which the caller may close at once.
         """
-        given = dict(descriptors or {})
-        request: Message = {"tag": tag, "entry": entry, "arguments": dict(arguments), "descriptors": list(given)}
-        self._send({"do": "serve", **request}, list(given.values()))
+        self._send("serve", descriptors, tag=tag, entry=entry, arguments=dict(arguments))
 
     def end_service(self, tag: int) -> None:
         """Kill a service, and the group that it leads."""
-        self._send({"do": "end_service", "tag": tag})
+        self._send("end_service", tag=tag)
 
     def stop(
         self, *, grace: float, signum: int = signal.SIGTERM, ending: Collection[int] = (), patient: bool = False
@@ -190,8 +187,7 @@ class Warden:
         """
         self._stops += 1
         self._unanswered = self._stops
-        request: Message = {"signum": int(signum), "grace": grace, "ending": [*ending], "patient": patient}
-        self._send({"do": "stop", "serial": self._stops, **request})
+        self._send("stop", serial=self._stops, signum=int(signum), grace=grace, ending=[*ending], patient=patient)
 
     def finish(self, seconds: float) -> list[WardenEvent]:
         """Let the processes that the workers have left run for ``seconds`` at most; block, and return the events."""
@@ -208,7 +204,7 @@ class Warden:
 
     def fence(self, seconds: float | None) -> None:
         """Kill all workers ``seconds`` from now, unless called again before; Fenced will come. None: never."""
-        self._send({"do": "fence", "seconds": seconds})
+        self._send("fence", seconds=seconds)
 
     def is_over(self, event: StopCompleted | Fenced) -> bool:
         """Whether all requested workers have ended, as an event says; call it once for each event, when it is handled.
@@ -226,7 +222,7 @@ class Warden:
 
     def sweep(self, path: str) -> None:
         """Remove this directory after the last process, should the agent not live to do it."""
-        self._send({"do": "sweep", "path": path})
+        self._send("sweep", path=path)
 
     def wake(self) -> None:
         """Send SIGCONT, since a warden that SIGSTOP has stopped handles no request."""
@@ -257,7 +253,7 @@ class Warden:
         """
         if self._channel.closed and self._ready.closed:
             return
-        self._send({"do": "spare"})  # the agent is alive, and removes the directories itself
+        self._send("spare")  # the agent is alive, and removes the directories itself
         self._channel.close()  # end-of-file has it kill its descendants
         try:
             self.wake()
@@ -265,8 +261,9 @@ class Warden:
         finally:
             self._ready.close()
 
-    def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        self._channel.send(message, descriptors)
+    def _send(self, do: str, descriptors: Mapping[str, int] | None = None, **fields: Any) -> None:
+        given = descriptors or {}
+        self._channel.send({"do": do, **fields, "descriptors": list(given)}, list(given.values()))
         self._watch()
 
     def _watch(self) -> None:

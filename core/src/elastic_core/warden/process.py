@@ -418,10 +418,7 @@ def main() -> None:
     ignore_requests_to_end(_note)  # it ends with its last descendant
     become_subreaper()
     open_standard_streams()
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            with contextlib.suppress(OSError):  # the descriptor of the listing is closed by now
-                os.set_inheritable(int(name), False)
+    os.set_inheritable(channel := int(sys.argv[1]), False)  # the only one that it inherits
     with open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("elastic-warden")
-    WardenProcess(Channel(socket.socket(fileno=int(sys.argv[1])))).run()
+    WardenProcess(Channel(socket.socket(fileno=channel))).run()
