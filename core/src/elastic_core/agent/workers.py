@@ -377,9 +377,9 @@ class WorkerGroup:
         recorded = error_file_data(error_file(self.node.directory, incident.round, incident.rank))
         return as_torchs(recorded, incident.exit_code or EXCEPTION_EXIT_CODE) or None
 
-    def lose_store(self, current: Round, ended: messages.ServiceEnded | None) -> node_events.WorkerFailed | None:
+    def lose_store(self, current: Round, returncode: int | None) -> node_events.WorkerFailed | None:
         """End the round whose store was here and is gone; no worker failed, so no restart is spent."""
-        return self._fail(None, store_incident(self.node.info, current, self._after(), ended))
+        return self._fail(None, store_incident(self.node.info, current, self._after(), returncode))
 
     def fail_start(self, current: Round, error: ElasticError | OSError) -> node_events.WorkerFailed:
         """Return the failure of a round whose workers could not be started."""

@@ -158,7 +158,7 @@ class Warden:
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None
     ) -> None:
         """Have the starter fork a process that calls a function; if it may not fork, start a fresh interpreter
-        (``warden/service.py``). ServiceStarted or ServiceFailed will come, and at its end ServiceEnded.
+        (``warden/service.py``). ServiceEnded will come, at its end or if it could not be started.
 
         A stop does not end it. It has the starter's environment and streams, and leads a session.
 

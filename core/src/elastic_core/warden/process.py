@@ -194,7 +194,10 @@ class WardenProcess:
         close_all(child.descriptors)
         if child.kind is Kind.WORKER and self._stopping is not None and self._stopping.fenced:
             return  # as in _report_end
-        self._send_event("service_failed" if child.kind is Kind.SERVICE else "spawn_failed", tag=child.tag, error=error)
+        if child.kind is Kind.SERVICE:
+            self._send_event("service_ended", tag=child.tag, returncode=None, error=error)
+        else:
+            self._send_event("spawn_failed", tag=child.tag, error=error)
 
     def _read_start(self, child: Child) -> None:
         """Read how the start of a child has gone so far."""
@@ -213,8 +216,6 @@ class WardenProcess:
             close_all(child.descriptors)
             if child.kind is Kind.WORKER:
                 self._send_event("spawned", tag=child.tag, pid=child.pid, warm=child.forked, unlearned=child.unlearned)
-            elif child.kind is Kind.SERVICE:
-                self._send_event("service_started", tag=child.tag, pid=child.pid)
         else:
             self._handle_failed_start(child, "the process that forks workers died, or what it had forked")
 
@@ -313,7 +314,7 @@ class WardenProcess:
             case Kind.STARTER:
                 self._add_child(self._starter.handle_death(child, returncode, closing=self._channel.closed))
             case Kind.SERVICE if child.started:
-                self._send_event("service_ended", tag=child.tag, returncode=returncode)
+                self._send_event("service_ended", tag=child.tag, returncode=returncode, error="")
             case Kind.WORKER if child.started and not (self._stopping and self._stopping.fenced):
                 # Workers that the fence has killed did not fail: only Fenced is sent.
                 self._send_event("exited", tag=child.tag, pid=child.pid, returncode=returncode, at=time.monotonic())
