@@ -49,7 +49,7 @@ class Programs:
         before = os.getcwd()
         os.chdir(self.folder)  # the fork server's
         try:
-            self.listener = Listener(Warden.start())
+            self.listener = Listener(Warden())
         finally:
             os.chdir(before)
         if self.modules:

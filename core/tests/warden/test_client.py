@@ -59,7 +59,7 @@ from elastic_core.warden.linux import become_subreaper
 from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.messages import (Spawned)
 become_subreaper()
-warden = Warden.start()
+warden = Warden()
 def hear():
     select.select([warden], [], [])
     return warden.receive()
@@ -121,7 +121,7 @@ class Programs(Listener):
 def listener() -> Iterator[Programs]:
     """A warden of this process, which ends with the test."""
     become_subreaper()
-    warden = Warden.start()
+    warden = Warden()
     yield Programs(warden)
     warden.close(PATIENCE)
 
@@ -223,7 +223,7 @@ def test_standard_streams_that_the_agent_does_not_have_are_nobody_elses() -> Non
 import os, select
 from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.messages import (Exited)
-warden = Warden.start()
+warden = Warden()
 reading, writing = os.pipe()
 warden.spawn(1, SpawnRequest(["readlink", "/proc/self/fd/0", "/proc/self/fd/2"], dict(os.environ)), stdout=writing)
 os.close(writing)
@@ -345,7 +345,7 @@ def subreaper() -> Iterator[None]:
 
 @pytest.mark.usefixtures("subreaper")
 def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> None:
-    warden = Warden.start(alone=False)
+    warden = Warden(alone=False)
     other = subprocess.Popen(["sleep", "1000"])
     reading, writing = os.pipe()
     warden.spawn(1, SpawnRequest(["sh", "-c", "sleep 1000 & echo $!; wait"], dict(os.environ)), stdout=writing)
@@ -692,7 +692,7 @@ def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_held_descriptor_stays_open_until_the_wardens_last_process_is_gone() -> None:
     reading, writing = os.pipe()
-    warden = Warden.start()
+    warden = Warden()
     warden.hold(writing)
     os.close(writing)
     running, end = os.pipe()
@@ -747,7 +747,7 @@ def test_nothing_outlives_a_warden_that_is_killed(listener: Programs) -> None:
 
 def test_a_process_that_the_agent_started_itself_survives_its_wardens_death() -> None:
     own = subprocess.Popen(["sleep", "1000"])
-    later = Warden.start()
+    later = Warden()
     os.kill(later.pid, signal.SIGKILL)
     select.select([later], [], [])
     assert later.receive() == [WardenDied("it was killed by SIGKILL")]

@@ -126,7 +126,7 @@ def test_a_file_that_names_no_starter_is_reported_with_its_path(site: Path, name
 def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(site: Path, tmp_path: Path) -> None:
     become_subreaper()
     (script := tmp_path / "train.py").write_text(PROGRAM)
-    listener = Listener(Warden.start())
+    listener = Listener(Warden())
     try:
         python, env = (sys.executable, "-u"), dict(os.environ)
         starter = Starter(

@@ -75,7 +75,7 @@ class Workers(Listener):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        super().__init__(Warden.start())
+        super().__init__(Warden())
         self.script = folder / "script" / "train.py"
         self.script.parent.mkdir()
         self.modules = folder / "modules"

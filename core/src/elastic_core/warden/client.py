@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError
 from elastic_core.warden.channel import Channel, Message
-from elastic_core.warden.linux import Process, descendants, kill, session_of
+from elastic_core.warden.linux import descendants, kill, session_of
 
 if TYPE_CHECKING:
     from elastic_core.errors import PluginError
@@ -49,28 +49,9 @@ class SpawnRequest(NamedTuple):
 
 
 class Warden:
-    """A running warden, made by :meth:`start`. Its owner should be a subreaper itself (:func:`become_subreaper`)."""
+    """A running warden. Its owner should be a subreaper itself (:func:`become_subreaper`)."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], channel: Channel, others: frozenset[Process], *, alone: bool
-    ) -> None:
-        self._process = process
-        self._channel = channel
-        self._others = others
-        self._alone = alone
-        self._workers: set[int] = set()  # all since the last stop; each led a session
-        self._stops = 0
-        self._unanswered: int | None = None
-        self._fences = 0
-        self._died = False
-        self.starter: Starter | None = None  # as it was begun
-        self.starter_problem: PluginError | None = None  # why the one that is installed was not begun
-        # One descriptor for the agent's loop: readable when the socket is, or has room for pending messages.
-        self._ready = select.epoll()
-        self._ready.register(channel, select.EPOLLIN)
-
-    @classmethod
-    def start(cls, *, alone: bool = True) -> Warden:
+    def __init__(self, *, alone: bool = True) -> None:
         """Start the process.
 
         Args:
@@ -81,14 +62,15 @@ class Warden:
             ResourceError: No process could be made.
         """
         ours, theirs = socket.socketpair()
-        others = frozenset(descendants(os.getpid()))
+        self._others = frozenset(descendants(os.getpid()))
+        self._alone = alone
         try:
             with theirs:
                 given = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # a number that no standard stream can have
                 command = [sys.executable, "-I", "-S", PROGRAM, str(given)]
                 try:
                     # It needs a separate session: Ctrl-C goes to all of a terminal's foreground group.
-                    process = subprocess.Popen(
+                    self._process = subprocess.Popen(
                         command, env=inheritable(os.environ), pass_fds=[given], start_new_session=True
                     )
                 finally:
@@ -99,7 +81,17 @@ class Warden:
                 f"The process that starts the workers could not be started: {exc}.",
                 hint="Check the limits of processes and open files (ulimit -u, ulimit -n).",
             ) from exc
-        return cls(process, Channel(ours), others, alone=alone)
+        self._channel = Channel(ours)
+        self._workers: set[int] = set()  # all since the last stop; each led a session
+        self._stops = 0
+        self._unanswered: int | None = None
+        self._fences = 0
+        self._died = False
+        self.starter: Starter | None = None  # as it was begun
+        self.starter_problem: PluginError | None = None  # why the one that is installed was not begun
+        # One descriptor for the agent's loop: readable when the socket is, or has room for pending messages.
+        self._ready = select.epoll()
+        self._ready.register(self._channel, select.EPOLLIN)
 
     @property
     def pid(self) -> int:
@@ -284,16 +276,13 @@ class Warden:
         """Kill the orphans of a dead warden, whose workers died with it; its exit code, None if it lives."""
         self._await_end(_DEATH_MAX_SECONDS)
         code = self._process.returncode
-        killed = set(self._others)
-        while fresh := [found for found in descendants(os.getpid()) if found not in killed and self._is_orphan(found)]:
+        seen = set(self._others)
+        while fresh := [process for process in descendants(os.getpid()) if process not in seen]:
             for process in fresh:
-                kill(process)
-            killed.update(fresh)
+                if self._alone or session_of(process[0]) in self._workers:
+                    kill(process)
+            seen.update(fresh)
         return code
-
-    def _is_orphan(self, process: Process) -> bool:
-        """Whether a descendant of this process was the warden's."""
-        return self._alone or session_of(process[0]) in self._workers
 
     def _await_end(self, timeout: float) -> None:
         if self._process.poll() is not None:

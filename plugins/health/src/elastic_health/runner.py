@@ -133,7 +133,7 @@ class HealthChecks:
     def _run_command(self, one: ChosenCheck) -> Finding | None:
         """Run a check that is a command, and end all its processes."""
         with ExitStack() as stack:
-            warden = Warden.start(alone=False)
+            warden = Warden(alone=False)
             stack.callback(warden.close, CLOSING)
             reading, ends = dict[int, bytearray](), list[int]()
             with ExitStack() as given:

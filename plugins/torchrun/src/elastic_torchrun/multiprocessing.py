@@ -223,7 +223,7 @@ class PContext:
         self._died: str | None = None  # how the warden has ended, and all processes with it
         with ExitStack() as stack:
             stack.enter_context(subreaping())
-            self._warden = Warden.start(alone=False)
+            self._warden = Warden(alone=False)
             stack.callback(self._warden.close, 2.0)
             self._call = self._scratch("elastic_call_", stack)
             self._directory = self._scratch("elastic_processes_", stack) if logs.log_dir is None else logs.log_dir
