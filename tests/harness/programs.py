@@ -14,7 +14,7 @@ from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, Reported, find_cause
 from elastic_core.agent.stream_pump import TAIL
 from elastic_core.agent.worker_channels import Failed, Report, Reports
-from elastic_core.warden.client import Warden
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.messages import StartedFresh, StarterReady
 from elastic_warmstart.starter import fork_server
 
@@ -49,7 +49,7 @@ class Programs:
         before = os.getcwd()
         os.chdir(self.folder)  # the fork server's
         try:
-            self.listener = Listener(Warden.start())
+            self.listener = Listener(Warden())
         finally:
             os.chdir(before)
         if self.modules:
@@ -74,13 +74,10 @@ class Programs:
         with self.reports.open(tag, reported) as control, out.open("wb") as stdout, err.open("wb") as stderr:
             self.listener.warden.spawn(
                 tag,
-                command,
-                env,
-                cwd=str(self.folder),
+                SpawnRequest(command, env, cwd=str(self.folder), warm=warm),
                 stdout=stdout.fileno(),
                 stderr=stderr.fileno(),
                 control=control.fileno(),
-                warm=warm,
             )
         code = self.listener.end(tag).returncode
         fresh = [event.why for event in self.listener.all_of(StartedFresh) if event.tag == tag]

@@ -17,8 +17,7 @@ from elastic_core.config.parse import OnNodeLoss, Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import UsageError
-from elastic_core.host.identity import host_id
-from elastic_core.host.versions import installed_versions
+from elastic_core.host.identity import host_id, installed_versions
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.settings import Agreement, Versions
 from elastic_core.rendezvous.handler import RendezvousParameters

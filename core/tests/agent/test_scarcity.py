@@ -94,7 +94,7 @@ def test_a_round_that_a_plugin_forbids_leaves_no_stream_open(tmp_path: Path) -> 
     plugins = Plugins()
     for name, plugin in {**core_plugins(), "broken": BrokenPlugin()}.items():
         plugins.register(name, plugin)
-    warden = Warden.start()
+    warden = Warden()
     output = Output(Routes(StreamMap(Stream.OUT), StreamMap(Stream.ERR)), print)
     config = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"))
     reports = Reports(lambda instant, event: None)

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_core.agent.worker_store import OnePort, Stores
 from elastic_core.errors import ElasticError
-from elastic_core.warden.messages import ServiceEnded, ServiceFailed
+from elastic_core.warden.messages import ServiceEnded
 
 ENTRY = "package.module:serve"
 
@@ -88,8 +88,8 @@ def test_an_offer_that_is_renewed_unused_is_kept_for_one_more_and_the_one_in_use
     assert [*server.serving] == [4, 5], "the next round has begun there"
 
 
-@pytest.mark.parametrize("end", [ServiceEnded(1, -9), ServiceFailed(1, "no descriptors are left")])
-def test_the_end_of_a_store_names_its_offer(stores: Stores, end: ServiceEnded | ServiceFailed) -> None:
+@pytest.mark.parametrize("end", [ServiceEnded(1, -9), ServiceEnded(1, None, "no descriptors are left")])
+def test_the_end_of_a_store_names_its_offer(stores: Stores, end: ServiceEnded) -> None:
     first, second = stores.offer(), stores.offer()
     assert stores.handle(end) == first
     assert [stores.dead(offer) for offer in (first, second)] == [True, False]
@@ -122,7 +122,7 @@ def test_without_a_starter_a_port_is_only_held(stores: Stores, server: Server) -
     ("ends", "hosted"),
     [
         pytest.param(
-            [ServiceFailed(tag, "torch has no TCPStore") for tag in (1, 2, 3)], False, id="none can be served"
+            [ServiceEnded(tag, None, "torch has no TCPStore") for tag in (1, 2, 3)], False, id="none can be served"
         ),
         pytest.param([ServiceEnded(tag, 1) for tag in (1, 2, 3)], False, id="none comes up"),
         pytest.param([ServiceEnded(tag, 1) for tag in (1, 2)], True, id="not yet given up"),
@@ -130,7 +130,7 @@ def test_without_a_starter_a_port_is_only_held(stores: Stores, server: Server) -
     ],
 )
 def test_stores_that_fail_by_themselves_are_not_offered_for_ever(
-    stores: Stores, ends: list[ServiceEnded | ServiceFailed], hosted: bool
+    stores: Stores, ends: list[ServiceEnded], hosted: bool
 ) -> None:
     for end in ends:
         stores.offer()

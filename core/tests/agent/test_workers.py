@@ -145,7 +145,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     become_subreaper()
-    warden = Warden.start()
+    warden = Warden()
     node = Node(tmp_path, warden)
     yield node
     warden.close(PATIENCE)

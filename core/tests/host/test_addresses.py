@@ -57,24 +57,24 @@ def test_of_several_hosts_those_that_nobody_knows_are_passed_over() -> None:
     ("host", "local_addr", "single_node", "address"),
     [
         ("10.0.0.7", "node5.fast", False, "node5.fast"),  # the user knows better
-        (None, "10.1.0.5", True, "10.1.0.5"),
-        ("no such host", None, True, LOOPBACK),  # no caller asks for more, so no name is looked up
-        (None, None, True, LOOPBACK),
+        ("", "10.1.0.5", True, "10.1.0.5"),
+        ("no.such.host.invalid", None, True, LOOPBACK),  # no caller asks for more, so no name is looked up
+        ("", None, True, LOOPBACK),
         ("127.0.0.1", None, False, "127.0.0.1"),
     ],
 )
 def test_an_address_of_the_user_wins_and_a_single_node_needs_only_loopback(
-    host: str | None, local_addr: str | None, single_node: bool, address: str
+    host: str, local_addr: str | None, single_node: bool, address: str
 ) -> None:
-    assert local_address(host, local_addr, single_node=single_node) == address
+    assert advertised_address(host, "HOST[:PORT]", local_addr, single_node=single_node) == address
 
 
 def test_a_job_at_localhost_is_on_this_host() -> None:
-    assert ipaddress.ip_address(local_address("localhost", None, single_node=False)).is_loopback
+    assert ipaddress.ip_address(local_address("localhost")).is_loopback
 
 
 def test_without_an_endpoints_host_it_is_a_numeric_address_of_this_host() -> None:
-    address = local_address(None, None, single_node=False)
+    address = local_address(None)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as sock:
         sock.bind((address, 0))  # which fails for the address of another host
@@ -88,12 +88,12 @@ def test_a_name_that_only_this_host_takes_for_loopback_is_not_believed(monkeypat
         return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("127.0.1.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    assert local_address("node0", None, single_node=False) == local_address(None, None, single_node=False)
+    assert local_address("node0") == local_address(None)
 
 
 @pytest.mark.parametrize("host", ["no such host", "a" * 64, "two..dots", "\udcff"])
 def test_a_host_that_cannot_be_looked_up_is_named_and_what_to_do(host: str) -> None:
     with pytest.raises(RendezvousConnectionError) as caught:
-        local_address(host, None, single_node=False)
+        local_address(host)
     assert caught.value.message.startswith(f"The host of the rendezvous endpoint, {host!r}, cannot be looked up: ")
     assert caught.value.hint == "Check the name, or give a numeric address as --rdzv_endpoint."

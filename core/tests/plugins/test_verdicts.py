@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastic_core.events import Event, Level
-from elastic_core.host.versions import installed_versions
+from elastic_core.host.identity import installed_versions
 from elastic_core.incidents import Action, Explanation, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins.observers import Implementation
 from elastic_core.plugins.verdicts import (

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from wardens import PATIENCE, Listener, gone, wait_until
 
-from elastic_core.warden.client import Warden
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.linux import REQUESTS_TO_END, become_subreaper, subreaping
 from elastic_core.warden.messages import (
     Exited,
@@ -56,10 +56,10 @@ os.wait()
 AGENT = f"""
 import json, os, select, sys
 from elastic_core.warden.linux import become_subreaper
-from elastic_core.warden.client import Warden
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.messages import (Spawned)
 become_subreaper()
-warden = Warden.start()
+warden = Warden()
 def hear():
     select.select([warden], [], [])
     return warden.receive()
@@ -71,7 +71,7 @@ commands = [
     [{sys.executable!r}, "-I", "-S", "-c", escape + "import signal; signal.pause()"],
 ]
 for tag, argv in enumerate(commands):
-    warden.spawn(tag, argv, dict(os.environ), stdout=writing)
+    warden.spawn(tag, SpawnRequest(argv, dict(os.environ)), stdout=writing)
 os.close(writing)
 pids = []
 while len(pids) < len(commands):
@@ -96,7 +96,7 @@ class Programs(Listener):
         """Start a program and return its tag."""
         tag = self.tag()
         environment = dict(os.environ) if env is None else env
-        self.warden.spawn(tag, argv, environment, cwd=cwd, stdout=stdout, control=control)
+        self.warden.spawn(tag, SpawnRequest(argv, environment, cwd), stdout=stdout, control=control)
         return tag
 
     def read_from(self, *argv: str, env: dict[str, str] | None = None, control: int | None = None) -> str:
@@ -121,7 +121,7 @@ class Programs(Listener):
 def listener() -> Iterator[Programs]:
     """A warden of this process, which ends with the test."""
     become_subreaper()
-    warden = Warden.start()
+    warden = Warden()
     yield Programs(warden)
     warden.close(PATIENCE)
 
@@ -221,11 +221,11 @@ def test_standard_streams_that_the_agent_does_not_have_are_nobody_elses() -> Non
     """FAULTS 40: started with closed descriptors, as some schedulers do, no socket is taken for a stdin."""
     script = """
 import os, select
-from elastic_core.warden.client import (Warden)
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.messages import (Exited)
-warden = Warden.start()
+warden = Warden()
 reading, writing = os.pipe()
-warden.spawn(1, ["readlink", "/proc/self/fd/0", "/proc/self/fd/2"], dict(os.environ), stdout=writing)
+warden.spawn(1, SpawnRequest(["readlink", "/proc/self/fd/0", "/proc/self/fd/2"], dict(os.environ)), stdout=writing)
 os.close(writing)
 with open(reading) as file:
     shown = file.read()
@@ -345,15 +345,10 @@ def subreaper() -> Iterator[None]:
 
 @pytest.mark.usefixtures("subreaper")
 def test_a_warden_that_is_not_alone_takes_nobody_elses_processes_with_it() -> None:
-    warden = Warden.start(alone=False)
+    warden = Warden(alone=False)
     other = subprocess.Popen(["sleep", "1000"])
     reading, writing = os.pipe()
-    warden.spawn(
-        1,
-        ["sh", "-c", "sleep 1000 & echo $!; wait"],
-        dict(os.environ),
-        stdout=writing,
-    )
+    warden.spawn(1, SpawnRequest(["sh", "-c", "sleep 1000 & echo $!; wait"], dict(os.environ)), stdout=writing)
     os.close(writing)
     with open(reading) as lines:
         child = int(lines.readline())
@@ -697,11 +692,11 @@ def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_held_descriptor_stays_open_until_the_wardens_last_process_is_gone() -> None:
     reading, writing = os.pipe()
-    warden = Warden.start()
+    warden = Warden()
     warden.hold(writing)
     os.close(writing)
     running, end = os.pipe()
-    warden.spawn(1, ["sleep", "1000"], dict(os.environ), stdout=end)
+    warden.spawn(1, SpawnRequest(["sleep", "1000"], dict(os.environ)), stdout=end)
     os.close(end)
     select.select([warden], [], [])
     assert select.select([reading], [], [], 0)[0] == []
@@ -752,7 +747,7 @@ def test_nothing_outlives_a_warden_that_is_killed(listener: Programs) -> None:
 
 def test_a_process_that_the_agent_started_itself_survives_its_wardens_death() -> None:
     own = subprocess.Popen(["sleep", "1000"])
-    later = Warden.start()
+    later = Warden()
     os.kill(later.pid, signal.SIGKILL)
     select.select([later], [], [])
     assert later.receive() == [WardenDied("it was killed by SIGKILL")]

@@ -10,18 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from wardens import wait_until
 
-from elastic_core.warden.linux import (
-    bytes_written,
-    descendants,
-    kill,
-    name_of,
-    run_nanoseconds,
-    signal_group,
-    used_by_trees,
-    waits_in,
-)
+from elastic_core.warden.linux import descendants, kill, name_of, signal_group, waits_in
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 OURS = (sys.executable, "-c")
@@ -213,42 +203,6 @@ def test_a_child_that_leads_no_group_yet_gets_the_signal_alone(sleeper: subproce
 # What is told of a process that is stuck -----------------------------------------------------------------------------
 
 
-BUSY = """
-import threading
-def compute():
-    while True:
-        pass
-if {in_thread}:
-    threading.Thread(target=compute, daemon=True).start()
-    threading.Event().wait()
-compute()
-"""
-
-
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_how_long_threads_have_run_is_known(in_thread: bool) -> None:
-    with subprocess.Popen([sys.executable, "-c", BUSY.format(in_thread=in_thread)]) as process:
-        assert wait_until(lambda: run_nanoseconds(process.pid, all_threads=True) > 10**9)
-        main = run_nanoseconds(process.pid)
-        assert (main < 10**9 / 2) if in_thread else (main > 10**9 / 2)
-        process.kill()
-    assert run_nanoseconds(process.pid) == run_nanoseconds(process.pid, all_threads=True) == 0
-
-
-def test_bytes_that_a_process_writes_are_counted() -> None:
-    command = ["sh", "-c", "read line; echo hello; read line"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        before = bytes_written(process.pid)
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"hello\n"
-        # The kernel counts after it has passed the bytes on.
-        assert wait_until(lambda: bytes_written(process.pid) == before + 6)
-    assert bytes_written(process.pid) == 0
-
-
 @pytest.mark.parametrize("tell", [name_of, waits_in])
 def test_nothing_is_told_of_a_process_that_is_gone(tell: Callable[[int], str]) -> None:
     assert tell(NOBODY) == ""
@@ -276,17 +230,3 @@ print(before, within, flag())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "0 1 0\n"
-
-
-def test_a_process_that_waits_in_the_kernel_uninterruptibly_is_counted() -> None:
-    clone = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
-    if clone is None:
-        pytest.skip("the number of clone(2) is not known for this architecture")
-    vfork = 0x4000 | 0x100 | signal.SIGCHLD  # CLONE_VFORK, CLONE_VM: its caller waits, in state D, for the child
-    text = f"import ctypes, time; ctypes.PyDLL(None).syscall({clone}, {vfork}, 0, 0, 0, 0) or time.sleep(100)"
-    with subprocess.Popen([sys.executable, "-c", text], start_new_session=True) as process:
-        try:
-            assert wait_until(lambda: used_by_trees([process.pid])[process.pid][-1] == 1)
-            assert used_by_trees([os.getpid()])[os.getpid()][-1] >= 1
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)

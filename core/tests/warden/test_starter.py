@@ -66,10 +66,10 @@ def test_a_worker_waits_for_the_import_so_long_and_no_longer(view: View) -> None
     assert view.client.next_deadline() == 100 + IMPORT_MAX_SECONDS
     view.now += IMPORT_MAX_SECONDS - 1
     assert view.client.take_released() == []
-    assert not view.client.is_late()
+    assert not view.client.refusal()
     view.now += 1
     assert view.client.take_released() == [worker]
-    assert view.client.is_late()
+    assert view.client.refusal()
     assert view.client.next_deadline() == math.inf
     view.client.request_fork(child())
     assert view.client.next_deadline() <= view.now, "nobody waits for it once more"

@@ -20,13 +20,13 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError
 from elastic_core.events import Level
 from elastic_core.starter import FOLDER, Starter, find_starter
-from elastic_core.warden.client import Warden
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.linux import become_subreaper
 from elastic_core.warden.messages import Exited, ServiceEnded, Spawned, StartedFresh, StarterReady
 
 SOURCE = """
 import os, select, signal, socket
-from elastic_core.warden.forks import Channel, close_all, die_once_adopted, take_descriptors
+from elastic_core.warden import Channel, close_all, die_once_adopted, take_descriptors
 
 def run(control, usual):
     channel = Channel(socket.socket(fileno=control))
@@ -126,7 +126,7 @@ def test_a_file_that_names_no_starter_is_reported_with_its_path(site: Path, name
 def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(site: Path, tmp_path: Path) -> None:
     become_subreaper()
     (script := tmp_path / "train.py").write_text(PROGRAM)
-    listener = Listener(Warden.start())
+    listener = Listener(Warden())
     try:
         python, env = (sys.executable, "-u"), dict(os.environ)
         starter = Starter(
@@ -143,7 +143,7 @@ def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(site: Pat
         tag = listener.tag()
         with (tmp_path / "out").open("wb") as out:
             command = [*python, str(script)]
-            listener.warden.spawn(tag, command, {**env, "RANK": "7"}, stdout=out.fileno(), warm=True)
+            listener.warden.spawn(tag, SpawnRequest(command, {**env, "RANK": "7"}, warm=True), stdout=out.fileno())
         started = listener.wait(Spawned)
         assert (started.warm, started.unlearned) == (True, 3), listener.heard
         assert listener.wait(Exited).returncode == 0

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.warden.linux import descendants, pauses
+from elastic_core.warden.linux import descendants
 from elastic_core.warden.startup import prepare_worker
 from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 from elastic_hangs import stacks
+from elastic_hangs.processes import pauses
 from elastic_hangs.stacks import LocalRank, ProcessStacks, Wanted, collect, locate, main_stack
 from elastic_hangs.watch import uses_of
 

@@ -21,8 +21,7 @@ import pytest
 from elastic_core.events import Event
 from elastic_core.gates import StartGate
 from elastic_core.host.devices import visible
-from elastic_core.host.devices.device import Device
-from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.machine import Device, Machine
 from elastic_core.warden.linux import state_of
 from elastic_health import gpu_memory
 from elastic_health.gpu import findings

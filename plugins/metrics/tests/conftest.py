@@ -13,7 +13,7 @@ from elastic_core import hookimpl
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
-from elastic_core.host.versions import installed_versions
+from elastic_core.host.identity import installed_versions
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions

@@ -19,14 +19,12 @@ from typing import Any
 import pytest
 from wardens import PATIENCE, Listener, gone, wait_until
 
-from elastic_core.warden.client import Warden
+from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.linux import become_subreaper
 from elastic_core.warden.messages import (
     Exited,
     Fenced,
     ServiceEnded,
-    ServiceFailed,
-    ServiceStarted,
     Signalled,
     Spawned,
     SpawnFailed,
@@ -77,7 +75,7 @@ class Workers(Listener):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        super().__init__(Warden.start())
+        super().__init__(Warden())
         self.script = folder / "script" / "train.py"
         self.script.parent.mkdir()
         self.modules = folder / "modules"
@@ -99,11 +97,20 @@ class Workers(Listener):
         self.preload(*modules, program=program, args=args)
         return self.wait(StarterReady)
 
-    def spawn(self, *args: str, env: Mapping[str, str] | None = None, **more: Any) -> int:
+    def spawn(
+        self,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        ignored: Sequence[int] = (),
+        cpus: Sequence[int] | None = None,
+        **streams: int,
+    ) -> int:
         """Start a worker, warm if that can be, and return its tag."""
         tag = self.tag()
         environment = {**self.env, **(env or {})}
-        self.warden.spawn(tag, [*PYTHON, str(self.script), *args], environment, warm=True, **more)
+        argv = [*PYTHON, str(self.script), *args]
+        self.warden.spawn(tag, SpawnRequest(argv, environment, cwd, cpus, ignored, warm=True), **streams)
         return tag
 
     def output(self, *args: str, env: Mapping[str, str] | None = None, **more: Any) -> tuple[int, str]:
@@ -203,7 +210,7 @@ def test_the_end_of_a_warm_worker_is_known_as_exactly_as_that_of_a_fresh_one(
     listener.fork_server(program=program)
     null = os.open(os.devnull, os.O_WRONLY)
     for tag, warm in ((1, False), (2, True)):
-        listener.warden.spawn(tag, [*PYTHON, str(listener.script)], listener.env, stderr=null, warm=warm)
+        listener.warden.spawn(tag, SpawnRequest([*PYTHON, str(listener.script)], listener.env, warm=warm), stderr=null)
     os.close(null)
     assert [listener.end(tag).returncode for tag in (1, 2)] == [returncode] * 2
     assert [event.warm for tag in (1, 2) for event in listener.all_of(Spawned) if event.tag == tag] == [False, True]
@@ -219,7 +226,7 @@ def test_workers_that_are_asked_for_together_are_all_forked_and_told_apart(liste
 def test_a_worker_waits_for_a_fork_server_that_still_imports(listener: Workers) -> None:
     go_on = slow(listener)
     tag = listener.spawn()
-    listener.warden.spawn(100, ["true"], listener.env)  # others need not wait for it
+    listener.warden.spawn(100, SpawnRequest(["true"], listener.env))  # others need not wait for it
     listener.end(100)
     assert [event.tag for event in listener.all_of(Spawned)] == [100]
     go_on()
@@ -395,7 +402,7 @@ def test_another_program_than_the_fork_servers_starts_fresh(listener: Workers, t
     listener.fork_server()
     other = tmp_path / "other.py"
     other.write_text("raise SystemExit(3)")
-    listener.warden.spawn(1, [*PYTHON, str(other)], listener.env, warm=True)
+    listener.warden.spawn(1, SpawnRequest([*PYTHON, str(other)], listener.env, warm=True))
     assert listener.end(1).returncode == 3
     assert "the preloaded process is for" in listener.wait(StartedFresh).why
 
@@ -503,7 +510,7 @@ def test_a_fork_of_a_stalled_fork_server_is_not_waited_for_after_the_hand_over(l
     with go.open("w"):  # the successor has begun to import
         os.kill(first.pid, signal.SIGSTOP)
         tag = listener.spawn()
-        listener.warden.spawn(100, ["true"], listener.env)
+        listener.warden.spawn(100, SpawnRequest(["true"], listener.env))
         listener.end(100)  # the request is on its way by now
     grown = listener.wait(StarterGrown)
     assert listener.wait(Spawned, lambda event: event.tag == tag).warm is False
@@ -583,7 +590,7 @@ def test_a_request_that_a_dying_fork_server_has_not_answered_is_started_fresh(li
     fork_server = listener.fork_server()
     os.kill(fork_server.pid, signal.SIGSTOP)
     tag = listener.spawn()
-    listener.warden.spawn(100, ["true"], listener.env)
+    listener.warden.spawn(100, SpawnRequest(["true"], listener.env))
     listener.end(100)  # the request is on its way by now
     os.kill(fork_server.pid, signal.SIGKILL)
     assert listener.end(tag).returncode == 0
@@ -692,9 +699,12 @@ def test_closing_ends_workers_services_and_the_fork_server(listener: Workers) ->
     fork_server = listener.fork_server(program=SLEEP)
     worker, _ = listener.running()
     listener.warden.serve(1, "signal:pause", {})
-    service = listener.wait(ServiceStarted)
+    children = Path(f"/proc/{listener.warden.pid}/task/{listener.warden.pid}/children")
+    assert wait_until(lambda: len(children.read_text().split()) == 3)
+    pids = {int(word) for word in children.read_text().split()}
+    assert pids > {worker.pid, fork_server.pid}
     listener.warden.close(PATIENCE)
-    for pid in (worker.pid, service.pid, fork_server.pid):
+    for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -718,7 +728,7 @@ def test_ctrl_c_before_the_program_begins_ends_the_worker_without_a_traceback(li
 SERVICE = """
 import json, os, sys
 def serve(fd, greeting, code):
-    facts = {"greeting": greeting, "parent": os.getppid(), "leads": os.getpid() == os.getsid(0)}
+    facts = {"greeting": greeting, "parent": os.getppid(), "leads": os.getpid() == os.getsid(0), "pid": os.getpid()}
     os.write(fd, json.dumps(facts).encode() + b"\\n")
     while os.read(fd, 1) == b"+":
         os.write(fd, b"ok\\n")
@@ -741,26 +751,26 @@ def service(listener: Workers) -> Iterator[socket.socket]:
 
 
 def test_a_service_is_a_function_in_a_process_of_the_wardens_own(listener: Workers, service: socket.socket) -> None:
-    assert json.loads(service.recv(1000)) == {"greeting": "hello", "parent": listener.warden.pid, "leads": True}
-    started = listener.wait(ServiceStarted)
+    facts = json.loads(service.recv(1000))
+    del facts["pid"]
+    assert facts == {"greeting": "hello", "parent": listener.warden.pid, "leads": True}
     service.send(b"-")
-    assert listener.wait(ServiceEnded) == ServiceEnded(started.tag, 5)
+    assert listener.wait(ServiceEnded) == ServiceEnded(7, 5)
 
 
 def test_a_service_outlives_a_stop_and_ends_when_it_is_told_to(listener: Workers, service: socket.socket) -> None:
-    service.recv(1000)
-    started = listener.wait(ServiceStarted)
+    pid = json.loads(service.recv(1000))["pid"]
     worker, _ = listener.running()
     listener.warden.stop(grace=0)
     listener.wait(StopCompleted)
     gone(worker.pid)
-    os.kill(started.pid, signal.SIGTERM)  # as a scheduler sends it to all processes of a job
+    os.kill(pid, signal.SIGTERM)  # as a scheduler sends it to all processes of a job
     service.send(b"+")
     assert service.recv(100) == b"ok\n"
     assert listener.all_of(ServiceEnded) == []
     listener.warden.end_service(7)
     assert listener.wait(ServiceEnded) == ServiceEnded(7, -signal.SIGKILL)
-    gone(started.pid)
+    gone(pid)
 
 
 def test_a_service_starts_fresh_where_the_fork_server_must_not_fork(listener: Workers) -> None:
@@ -774,18 +784,19 @@ def test_a_service_starts_fresh_where_the_fork_server_must_not_fork(listener: Wo
             arguments = {"greeting": "hello", "code": 5}
             listener.warden.serve(7, "preloaded:serve", arguments, descriptors={"fd": theirs.fileno()})
         ours.settimeout(PATIENCE)
-        assert json.loads(ours.recv(1000)) == {"greeting": "hello", "parent": listener.warden.pid, "leads": True}
-        started = listener.wait(ServiceStarted)
+        facts = json.loads(ours.recv(1000))
+        pid = facts.pop("pid")
+        assert facts == {"greeting": "hello", "parent": listener.warden.pid, "leads": True}
         worker, _ = listener.running()
         listener.warden.stop(grace=0)
         listener.wait(StopCompleted)
         gone(worker.pid)
-        os.kill(started.pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
         ours.send(b"+")
         assert ours.recv(100) == b"ok\n", "a stop leaves it alone"
         ours.send(b"-")
         assert listener.wait(ServiceEnded) == ServiceEnded(7, 5)
-    gone(started.pid)
+    gone(pid)
 
 
 @pytest.mark.parametrize(
@@ -798,9 +809,9 @@ def test_a_service_starts_fresh_where_the_fork_server_must_not_fork(listener: Wo
 def test_a_service_that_is_not_there_is_reported(listener: Workers, entry: str, error: str) -> None:
     listener.fork_server()
     listener.warden.serve(1, entry, {})
-    assert listener.wait(ServiceFailed) == ServiceFailed(1, error)
+    assert listener.wait(ServiceEnded) == ServiceEnded(1, None, error)
 
 
 def test_without_a_fork_server_there_is_no_service(listener: Workers) -> None:
     listener.warden.serve(1, "signal:pause", {})
-    assert listener.wait(ServiceFailed) == ServiceFailed(1, "there is no process that forks workers")
+    assert listener.wait(ServiceEnded) == ServiceEnded(1, None, "there is no process that forks workers")

@@ -41,8 +41,8 @@ class Forks:
         self.now += SUCCESSOR_DELAYS_SECONDS[0]
         successor = self.client.fork_successor()
         assert successor is not None
-        assert self.client._successor_channel is not None
-        select.select([self.client._successor_channel], [], [])
+        assert successor.channel is not None
+        select.select([successor.channel], [], [])
         self.children.append(successor)
         return successor
 

@@ -11,8 +11,7 @@ from elastic_core.agent.probing import Door
 from elastic_core.agent.slot import Slot
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
-from elastic_core.host.identity import host_id, host_name, network_id
-from elastic_core.host.versions import installed_versions
+from elastic_core.host.identity import host_id, host_name, installed_versions, network_id
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.node import NodeState, row_of
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo, NodeRow, Slots

@@ -33,14 +33,14 @@ def begun(*, alone: bool = True) -> Iterator[Warden]:
     """Yield a warden, for :func:`run`. Main thread only.
 
     Args:
-        alone: Whether nothing else in this process starts processes (:meth:`Warden.start`).
+        alone: Whether nothing else in this process starts processes (:class:`Warden`).
 
     Raises:
         ResourceError: No process could be made.
     """
     open_standard_streams()
     with subreaping():
-        warden = Warden.start(alone=alone)
+        warden = Warden(alone=alone)
         try:
             yield warden
         finally:

@@ -194,7 +194,7 @@ class Supervisor:
                 self._publish(report.starter(event))
                 if isinstance(event, messages.StarterFailed):
                     self._stores.stop_hosting()
-            case messages.ServiceFailed() | messages.ServiceEnded():
+            case messages.ServiceEnded():
                 self._on_store_gone(event)
             case _:
                 self.step(self.resources.group.handle(event))  # type: ignore[arg-type]  # the warden's
@@ -202,15 +202,14 @@ class Supervisor:
                     self.step(Leaving(f"process {event.pid} cannot be killed", ExitCode.WITHDRAWN))
                     self._exit = Exit(ExitCode.WITHDRAWN, f"process {event.pid} cannot be killed")
 
-    def _on_store_gone(self, event: messages.ServiceFailed | messages.ServiceEnded) -> None:
+    def _on_store_gone(self, event: messages.ServiceEnded) -> None:
         """Make another offer. If the workers of a round use that store, end the round, which spends no restart."""
         if (offer := self._stores.handle(event)) is None:
             return
         if offer == self.state.row.offer:
             self._do(node_events.MakeOffer())
         if (current := self.state.ledger.round) and current.offer == offer and self.state.work is Work.RUNNING:
-            ended = event if isinstance(event, messages.ServiceEnded) else None
-            self.step(self.resources.group.lose_store(current, ended))
+            self.step(self.resources.group.lose_store(current, event.returncode))
 
     def _on_workers_stopped(self, event: messages.StopCompleted | messages.Fenced) -> None:
         if isinstance(event, messages.Fenced) and (what := report.FENCED.get(self.state.work)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -77,7 +77,7 @@ class Node:
             for local_rank in range(mine.local_world_size)
         ]
 
-    def environment(self, assignment: Assignment) -> Mapping[str, str]:
+    def environment(self, assignment: Assignment) -> dict[str, str]:
         """Return the environment of a worker: the defaults for collectives, the agent's own, and that of plugins."""
         environment = self.plugins.worker_environment(self.config.program, assignment)
         defaults = collective_interfaces(self.info.address) if assignment.group_world_size > 1 else {}
@@ -143,14 +143,14 @@ def line_prefix(template: str, assignment: Assignment) -> str:
     return Template(template).safe_substitute(names)
 
 
-def ignored_signals(config: RunConfig) -> frozenset[int]:
+def ignored_signals(config: RunConfig) -> list[int]:
     """Return the signals that workers ignore until they set a handler.
 
     If SIGUSR1 and SIGUSR2 are notices to the agent, a scheduler sends them to its workers too. A shell cannot trap a
     signal that was ignored when it started, so an executable keeps the default disposition.
     """
     python = config.program.kind is not ProgramKind.EXECUTABLE
-    return frozenset({signal.SIGUSR1, signal.SIGUSR2}.intersection(config.signals_to_handle or ()) if python else ())
+    return sorted({signal.SIGUSR1, signal.SIGUSR2}.intersection(config.signals_to_handle or ())) if python else []
 
 
 @dataclass(slots=True)

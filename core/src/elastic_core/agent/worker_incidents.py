@@ -208,9 +208,9 @@ def describe_size(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def store_incident(info: NodeInfo, current: Round, after: float, ended: messages.ServiceEnded | None) -> Incident:
+def store_incident(info: NodeInfo, current: Round, after: float, returncode: int | None) -> Incident:
     """Return the incident of the workers' store on this node, which has ended, or was not there."""
-    how = "was not there" if ended is None else describe_exit(ended.returncode)
+    how = "was not there" if returncode is None else describe_exit(returncode)
     return Incident(
         kind=IncidentKind.STORE_DIED,
         round=current.number,

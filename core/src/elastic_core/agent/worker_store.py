@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.entries import Offer
 from elastic_core.warden.client import Warden
-from elastic_core.warden.messages import ServiceEnded, ServiceFailed
+from elastic_core.warden.messages import ServiceEnded
 
 FAILURES_MAX = 3  # stores that may fail by themselves; after that, the workers of rank 0 open them
 
@@ -73,7 +73,7 @@ class Stores:
     def begin(self, offer: Offer) -> None:
         """Prepare for the workers of the round with this offer, of any node, before they start and after all others."""
 
-    def handle(self, event: ServiceFailed | ServiceEnded) -> Offer | None:
+    def handle(self, event: ServiceEnded) -> Offer | None:
         """Note the end of a store; return the offer that it served, unless that was given up.
 
         After several stores that failed by themselves, and were not killed, none is hosted.
@@ -82,7 +82,7 @@ class Stores:
         if place is None:
             return None
         self._dead.add(place.offer.id)
-        self._failures += isinstance(event, ServiceFailed) or event.returncode >= 0
+        self._failures += event.returncode is None or event.returncode >= 0
         if self._failures == FAILURES_MAX:
             self.stop_hosting()
         return place.offer

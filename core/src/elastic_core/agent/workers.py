@@ -47,7 +47,7 @@ from elastic_core.protocol.entries import Round
 from elastic_core.protocol.roster import LocalWorkers
 from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages
-from elastic_core.warden.client import Warden
+from elastic_core.warden.client import SpawnRequest, Warden
 
 DRAIN_MAX_SECONDS = 0.2  # for the end of a dead worker's streams, which its children may hold open
 LAST_LOOK_MAX_SECONDS = 0.2  # for each look of a monitor after a planned stop, as at the disk
@@ -151,6 +151,7 @@ class WorkerGroup:
         with contextlib.suppress(OSError):  # the output reports what it cannot write, and goes on
             make_directories(directory)
         argv, env = plugins.worker_command(config.program, assignment), self.node.environment(assignment)
+        cpus = sorted(self.node.cpus[assignment.local_rank]) if self.node.cpus else None
         streams = self.output.open(
             rank=assignment.rank,
             local_rank=assignment.local_rank,
@@ -161,14 +162,10 @@ class WorkerGroup:
         with contextlib.closing(streams), self.reports.open(tag, worker.reported) as control:
             self.warden.spawn(
                 tag,
-                argv,
-                env,
+                SpawnRequest(argv, env, cpus=cpus, ignored=ignored_signals(config), warm=warm),
                 stdout=streams.stdout,
                 stderr=streams.stderr,
                 control=control.fileno(),
-                cpus=self.node.cpus[assignment.local_rank] if self.node.cpus else None,
-                ignored=ignored_signals(config),
-                warm=warm,
             )
 
     @property
@@ -380,9 +377,9 @@ class WorkerGroup:
         recorded = error_file_data(error_file(self.node.directory, incident.round, incident.rank))
         return as_torchs(recorded, incident.exit_code or EXCEPTION_EXIT_CODE) or None
 
-    def lose_store(self, current: Round, ended: messages.ServiceEnded | None) -> node_events.WorkerFailed | None:
+    def lose_store(self, current: Round, returncode: int | None) -> node_events.WorkerFailed | None:
         """End the round whose store was here and is gone; no worker failed, so no restart is spent."""
-        return self._fail(None, store_incident(self.node.info, current, self._after(), ended))
+        return self._fail(None, store_incident(self.node.info, current, self._after(), returncode))
 
     def fail_start(self, current: Round, error: ElasticError | OSError) -> node_events.WorkerFailed:
         """Return the failure of a round whose workers could not be started."""

@@ -2,10 +2,9 @@
 
 General layout:
 
-* ``identity``: the names of the host and of its boot. ``addresses``: where other nodes reach it. ``ports``: a port that
-  is reserved for the workers' store.
-* ``versions``: the versions that must match between nodes. ``devices``: the accelerators and CPUs, and which worker
-  gets which.
+* ``identity``: the names of the host and of its boot, and the versions that must match between nodes. ``addresses``:
+  where other nodes reach it. ``ports``: a port that is reserved for the workers' store.
+* ``devices``: the accelerators and CPUs, and which worker gets which.
 * ``process_title``: what ``ps`` shows. ``terminal``: makes foreign text safe to print. ``allocator``: the C library's.
 * ``oom``: whether the kernel has killed a process for memory. ``core_dump``: where it has written a core dump.
 """
@@ -16,11 +15,11 @@ from elastic_core import names_of
 
 NAMES = {
     "host.addresses": "ANY_FORM LOOPBACK advertised_address endpoint_host parts says_loopback",
-    "host.identity": "boot_id host_name",
+    "host.identity": "boot_id host_name installed_versions",
     "host.oom": "OomCounter find_counter",
     "host.ports": "HeldPort",
-    "host.terminal": "GREEN Paint RED YELLOW all_printable has_colours painter plain printable",
-    "host.versions": "installed_versions",
+    "host.process_title": "Title overwrite without_passwords",
+    "host.terminal": "GREEN Paint RED YELLOW has_colours painter plain printable",
 }
 
 __getattr__ = names_of(__name__, NAMES)

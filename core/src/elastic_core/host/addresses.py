@@ -44,6 +44,8 @@ def parts(endpoint: str) -> list[str]:
 def advertised_address(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> str:
     """Return the address that an agent advertises: the workers' ``MASTER_ADDR`` if rank 0 runs here.
 
+    ``local_addr`` wins. A single node needs no more than loopback.
+
     Args:
         endpoint: As the user typed it.
         form: The backend's form of endpoints (``RendezvousOptions.endpoint``). One with ``HOST`` names a host.
@@ -52,30 +54,28 @@ def advertised_address(endpoint: str, form: str, local_addr: str | None, *, sing
     Raises:
         RendezvousConnectionError: None of the endpoint's hosts can be looked up.
     """
+    if local_addr or single_node:
+        return local_addr or LOOPBACK
     if "HOST" not in form and form != ANY_FORM:
-        return local_address(None, local_addr, single_node=single_node)
+        return local_address(None)
     *others, last = (*parts(endpoint), "") if form == ANY_FORM else parts(endpoint)
     for part in others:  # the name of a lost host may be lost, too
         with contextlib.suppress(RendezvousConnectionError):
-            return local_address(endpoint_host(part), local_addr, single_node=single_node)
-    return local_address(endpoint_host(last), local_addr, single_node=single_node)
+            return local_address(endpoint_host(part))
+    return local_address(endpoint_host(last))
 
 
-def local_address(endpoint_host: str | None, local_addr: str | None, *, single_node: bool) -> str:
+def local_address(endpoint_host: str | None) -> str:
     """Return the address at which workers on other nodes find a rank 0 that runs here.
 
-    ``local_addr`` wins. A single node needs no more than loopback. Otherwise it is the address from which this host
-    reaches the endpoint; if that is loopback, all nodes that use this name are on this host. If only the hosts file
-    of this host maps its name to loopback, as Debian's does, and without an endpoint's host, it is the address of the
-    default route; without such a route that of an interface, of several that of the host's name.
+    It is the address from which this host reaches the endpoint; if that is loopback, all nodes that use this name are
+    on this host. If only the hosts file of this host maps its name to loopback, as Debian's does, and without an
+    endpoint's host, it is the address of the default route; without such a route that of an interface, of several that
+    of the host's name.
 
     Raises:
         RendezvousConnectionError: The endpoint's host cannot be looked up.
     """
-    if local_addr:
-        return local_addr
-    if single_node:
-        return LOOPBACK
     if endpoint_host is not None:
         for target in _look_up(endpoint_host):
             source = _source(target)

@@ -16,20 +16,8 @@ from pathlib import Path
 _SETTINGS = Path("/proc/sys/kernel")
 _SPECIFIER = re.compile(r"%(.?)", re.DOTALL)
 _MOST_MATCHES = 64  # files of a pattern that are looked at
-CORE_SIGNALS = frozenset(
-    {
-        signal.SIGABRT,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGQUIT,
-        signal.SIGSEGV,
-        signal.SIGSYS,
-        signal.SIGTRAP,
-        signal.SIGXCPU,
-        signal.SIGXFSZ,
-    }
-)
+_NAMES = "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGQUIT", "SIGSEGV", "SIGSYS", "SIGTRAP", "SIGXCPU", "SIGXFSZ"
+CORE_SIGNALS = frozenset(signal.Signals[name] for name in _NAMES)
 """Signals whose default action is a core dump (signal(7))."""
 
 

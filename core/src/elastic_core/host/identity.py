@@ -1,4 +1,4 @@
-"""Which machine this is."""
+"""Which machine this is, and the versions that must match between the nodes of one process group."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ def boot_id() -> str:
 def host_name() -> str:
     """Return this host's name, for messages, or the name that ``ELASTIC_HOST_NAME`` gives it; it is not resolved."""
     return os.environ.get("ELASTIC_HOST_NAME") or socket.gethostname()
+
+
+def installed_versions() -> dict[str, str]:
+    """Return this interpreter's versions, the fields of :class:`elastic_core.protocol.settings.Versions`."""
+    import platform  # not before the starter has begun
+    from importlib import metadata
+
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = ""
+    return {"python": platform.python_version(), "torch": torch}
 
 
 def _text(path: Path) -> str:

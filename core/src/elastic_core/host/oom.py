@@ -14,6 +14,7 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+_V1, _V2 = ("memory.oom_control", "memory.limit_in_bytes"), ("memory.events", "memory.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,10 @@ def find_counter(root: Path = _ROOT, own: Path = _OWN) -> OomCounter:
             _, controllers, path = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
-            base, names = (
-                (root / "memory", ("memory.oom_control", "memory.limit_in_bytes"))
-                if controllers
-                else (root, ("memory.events", "memory.max"))
-            )
+            base, count, limit = (root / "memory", *_V1) if controllers else (root, *_V2)
             for directory in (base / path.lstrip("/"), base):  # the second: a container's own cgroup is the root
-                if (directory / names[0]).is_file():
-                    return OomCounter(directory / names[0], directory / names[1])
+                if (directory / count).is_file():
+                    return OomCounter(directory / count, directory / limit)
     return OomCounter(None)
 
 

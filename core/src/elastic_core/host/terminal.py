@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TextIO, TypeAlias
+from typing import TextIO, TypeAlias
 
 RED, GREEN, YELLOW, CYAN = 31, 32, 33, 36
 Paint: TypeAlias = "Callable[[str, int], str]"
@@ -15,17 +14,6 @@ Paint: TypeAlias = "Callable[[str, int], str]"
 def printable(line: str) -> str:
     r"""Return the text in one line, with control characters and direction marks as ``\x1b``, ``\u202e``, ``\n``."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
-
-
-def all_printable(value: Any) -> Any:
-    """Return a dataclass, dict, list or tuple with each text in it as of :func:`printable`, and others as they are."""
-    if isinstance(value, str):
-        return printable(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{item.name: all_printable(getattr(value, item.name)) for item in fields(value)})
-    if isinstance(value, dict):
-        return {all_printable(key): all_printable(each) for key, each in value.items()}
-    return type(value)(map(all_printable, value)) if isinstance(value, (list, tuple)) else value
 
 
 def plain(text: str, colour: int) -> str:

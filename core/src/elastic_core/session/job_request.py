@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from elastic_core.errors import RendezvousRefusedError, UsageError
-from elastic_core.host.identity import host_name
-from elastic_core.host.versions import installed_versions
+from elastic_core.host.identity import host_name, installed_versions
 from elastic_core.protocol.codec import encode_row
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import NodeInfo, NodeRow

@@ -9,7 +9,6 @@ General layout:
   the state of a stop in progress, ``helpers`` knows the processes that outlive their workers, ``starter`` starts
   the starter and requests forks, and ``linux`` finds and kills processes. ``startup``: how a Python process that it
   starts enters our ``sitecustomize`` before its program. ``service``: the program of a service that starts fresh.
-* ``forks``: names for the process of a starter.
 * ``client``: the agent's side: starts the process, sends requests and receives events.
 * ``channel``: messages and descriptors over a socket, for both sides. ``messages``: the classes of the events.
 """
@@ -19,13 +18,13 @@ from __future__ import annotations
 from elastic_core import names_of
 
 NAMES = {
-    "warden.client": "CLOSING Warden",
-    "warden.forks": "Channel FailureRecorder INITIALIZED Message NOTHING_NEW Title close_all die_once_adopted "
-    "ignore_requests_to_end report stack_dump take_descriptors volunteer_for_oom",
-    "warden.linux": "Process become_subreaper bytes_written catches cpu_seconds_wanted descendants die_with_parent "
-    "is_in_call_that_ends kill pauses run_nanoseconds running_process state_of subreaping "
-    "used_by_trees waits_in",
+    "warden.channel": "Channel Message close_all",
+    "warden.client": "CLOSING SpawnRequest Warden",
+    "warden.linux": "Process all_pids become_subreaper catches descendants die_once_adopted die_with_parent "
+    "ignore_requests_to_end kill read_proc run_nanoseconds running_process stat_fields state_of subreaping waits_in",
     "warden.messages": "Exited SpawnFailed Spawned StopCompleted Stuck WardenDied WardenEvent",
+    "warden.spawn": "take_descriptors volunteer_for_oom",
+    "warden.starter": "NOTHING_NEW",
 }
 
 __getattr__ = names_of(__name__, NAMES)

@@ -16,12 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError
 from elastic_core.warden.channel import Channel, Message
-from elastic_core.warden.linux import Process, descendants, kill, session_of
+from elastic_core.warden.linux import descendants, kill, session_of
 
 if TYPE_CHECKING:
     from elastic_core.errors import PluginError
@@ -33,29 +33,25 @@ PROGRAM = os.path.join(os.path.dirname(__file__), "main.py")
 _DEATH_MAX_SECONDS = 1.0  # from the end of a warden's connection to its death
 
 
+class SpawnRequest(NamedTuple):
+    """What :meth:`Warden.spawn` starts; JSON.
+
+    With ``warm`` the starter forks it once it is ready (:meth:`Warden.begin_starter`), if its command is the starter's
+    but for the program's arguments. Else StartedFresh, with the reason, comes before Spawned.
+    """
+
+    argv: Sequence[str]  # looked for on the PATH of ``env``
+    env: dict[str, str]
+    cwd: str | None = None  # None for the agent's
+    cpus: Sequence[int] | None = None  # that it may run on; None for the agent's
+    ignored: Sequence[int] = ()  # the signals that it ignores until it sets another disposition
+    warm: bool = False
+
+
 class Warden:
-    """A running warden, made by :meth:`start`. Its owner should be a subreaper itself (:func:`become_subreaper`)."""
+    """A running warden. Its owner should be a subreaper itself (:func:`become_subreaper`)."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], channel: Channel, others: frozenset[Process], *, alone: bool
-    ) -> None:
-        self._process = process
-        self._channel = channel
-        self._others = others
-        self._alone = alone
-        self._workers: set[int] = set()  # all since the last stop; each led a session
-        self._stops = 0
-        self._unanswered: int | None = None
-        self._fences = 0
-        self._died = False
-        self.starter: Starter | None = None  # as it was begun
-        self.starter_problem: PluginError | None = None  # why the one that is installed was not begun
-        # One descriptor for the agent's loop: readable when the socket is, or has room for pending messages.
-        self._ready = select.epoll()
-        self._ready.register(channel, select.EPOLLIN)
-
-    @classmethod
-    def start(cls, *, alone: bool = True) -> Warden:
+    def __init__(self, *, alone: bool = True) -> None:
         """Start the process.
 
         Args:
@@ -66,14 +62,15 @@ class Warden:
             ResourceError: No process could be made.
         """
         ours, theirs = socket.socketpair()
-        others = frozenset(descendants(os.getpid()))
+        self._others = frozenset(descendants(os.getpid()))
+        self._alone = alone
         try:
             with theirs:
                 given = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # a number that no standard stream can have
                 command = [sys.executable, "-I", "-S", PROGRAM, str(given)]
                 try:
                     # It needs a separate session: Ctrl-C goes to all of a terminal's foreground group.
-                    process = subprocess.Popen(
+                    self._process = subprocess.Popen(
                         command, env=inheritable(os.environ), pass_fds=[given], start_new_session=True
                     )
                 finally:
@@ -84,7 +81,17 @@ class Warden:
                 f"The process that starts the workers could not be started: {exc}.",
                 hint="Check the limits of processes and open files (ulimit -u, ulimit -n).",
             ) from exc
-        return cls(process, Channel(ours), others, alone=alone)
+        self._channel = Channel(ours)
+        self._workers: set[int] = set()  # all since the last stop; each led a session
+        self._stops = 0
+        self._unanswered: int | None = None
+        self._fences = 0
+        self._died = False
+        self.starter: Starter | None = None  # as it was begun
+        self.starter_problem: PluginError | None = None  # why the one that is installed was not begun
+        # One descriptor for the agent's loop: readable when the socket is, or has room for pending messages.
+        self._ready = select.epoll()
+        self._ready.register(self._channel, select.EPOLLIN)
 
     @property
     def pid(self) -> int:
@@ -101,43 +108,28 @@ class Warden:
 
     def hold(self, slot: int) -> None:
         """Have it keep the node's slot open until its last descendant has ended, and every worker inherit a copy."""
-        self._send({"do": "hold", "descriptors": ["slot"]}, [slot])
+        self._send("hold", {"slot": slot})
 
     def spawn(
         self,
         tag: int,
-        argv: Sequence[str],
-        env: Mapping[str, str],
+        request: SpawnRequest,
         *,
-        cwd: str | None = None,
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
         control: int | None = None,
-        cpus: Collection[int] | None = None,
-        ignored: Collection[int] = (),
-        warm: bool = False,
     ) -> None:
         """Start a worker: Spawned or SpawnFailed will come, with ``tag``. While a stop is under way it fails.
 
-        With ``warm`` the starter forks it once it is ready (:meth:`begin_starter`), if its command is the starter's
-        but for the program's arguments. Else StartedFresh, with the reason, comes before Spawned.
-
         Args:
-            argv: The program, looked for on the PATH of ``env``, and its arguments.
-            cwd: Its working directory; None for the agent's.
             stdin: A descriptor to give to it, which the caller may close at once; None for the agent's.
             control: One more descriptor for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``.
-            cpus: The CPUs that it may run on; None for the agent's.
-            ignored: The signals that it ignores until it sets another disposition.
-            warm: Whether to have it forked by the starter.
         """
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "control": control}
         given = {name: fd for name, fd in streams.items() if fd is not None}
-        request: Message = {"do": "spawn", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": cwd, "warm": warm}
-        request |= {"cpus": None if cpus is None else sorted(cpus), "ignored": sorted(ignored)}
         # How many fences the caller has handled: a request that crosses a Fenced belongs to a round that is over.
-        self._send({**request, "fences": self._fences, "descriptors": list(given)}, list(given.values()))
+        self._send("spawn", given, tag=tag, fences=self._fences, **request._asdict())
 
     def begin_starter(self, starter: Starter | None) -> None:
         """Start the starter: StarterReady or StarterFailed will come, and StarterDied whenever it is started again;
@@ -146,21 +138,19 @@ class Warden:
         Before it is used, another one may replace it; the same one changes nothing, and None ends what there is.
         It begins in the agent's directory.
         """
-        if starter is not None:
-            self._send({"do": "starter", **starter.request()})
-        elif self.starter is not None:
-            self._send({"do": "end_starter"})
+        if starter is not None or self.starter is not None:
+            self._send("starter", settings={} if starter is None else starter.request())
         self.starter = starter
 
     def grow_starter(self) -> None:
         """Have the starter import more as soon as it is ready; by default it leaves the CPUs to workers that start."""
-        self._send({"do": "grow_starter"})
+        self._send("grow_starter")
 
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None
     ) -> None:
         """Have the starter fork a process that calls a function; if it may not fork, start a fresh interpreter
-        (``warden/service.py``). ServiceStarted or ServiceFailed will come, and at its end ServiceEnded.
+        (``warden/service.py``). ServiceEnded will come, at its end or if it could not be started.
 
         A stop does not end it. It has the starter's environment and streams, and leads a session.
 
@@ -170,13 +160,11 @@ class Warden:
             arguments: The function's keyword arguments; JSON.
             descriptors: More keyword arguments: at most 15 descriptors, which the caller may close at once.
         """
-        given = dict(descriptors or {})
-        request: Message = {"tag": tag, "entry": entry, "arguments": dict(arguments), "descriptors": list(given)}
-        self._send({"do": "serve", **request}, list(given.values()))
+        self._send("serve", descriptors, tag=tag, entry=entry, arguments=dict(arguments))
 
     def end_service(self, tag: int) -> None:
         """Kill a service, and the group that it leads."""
-        self._send({"do": "end_service", "tag": tag})
+        self._send("end_service", tag=tag)
 
     def stop(
         self, *, grace: float, signum: int = signal.SIGTERM, ending: Collection[int] = (), patient: bool = False
@@ -191,8 +179,7 @@ class Warden:
         """
         self._stops += 1
         self._unanswered = self._stops
-        request: Message = {"signum": int(signum), "grace": grace, "ending": [*ending], "patient": patient}
-        self._send({"do": "stop", "serial": self._stops, **request})
+        self._send("stop", serial=self._stops, signum=int(signum), grace=grace, ending=[*ending], patient=patient)
 
     def finish(self, seconds: float) -> list[WardenEvent]:
         """Let the processes that the workers have left run for ``seconds`` at most; block, and return the events."""
@@ -209,7 +196,7 @@ class Warden:
 
     def fence(self, seconds: float | None) -> None:
         """Kill all workers ``seconds`` from now, unless called again before; Fenced will come. None: never."""
-        self._send({"do": "fence", "seconds": seconds})
+        self._send("fence", seconds=seconds)
 
     def is_over(self, event: StopCompleted | Fenced) -> bool:
         """Whether all requested workers have ended, as an event says; call it once for each event, when it is handled.
@@ -227,7 +214,7 @@ class Warden:
 
     def sweep(self, path: str) -> None:
         """Remove this directory after the last process, should the agent not live to do it."""
-        self._send({"do": "sweep", "path": path})
+        self._send("sweep", path=path)
 
     def wake(self) -> None:
         """Send SIGCONT, since a warden that SIGSTOP has stopped handles no request."""
@@ -258,7 +245,7 @@ class Warden:
         """
         if self._channel.closed and self._ready.closed:
             return
-        self._send({"do": "spare"})  # the agent is alive, and removes the directories itself
+        self._send("spare")  # the agent is alive, and removes the directories itself
         self._channel.close()  # end-of-file has it kill its descendants
         try:
             self.wake()
@@ -266,8 +253,9 @@ class Warden:
         finally:
             self._ready.close()
 
-    def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        self._channel.send(message, descriptors)
+    def _send(self, do: str, descriptors: Mapping[str, int] | None = None, **fields: Any) -> None:
+        given = descriptors or {}
+        self._channel.send({"do": do, **fields, "descriptors": list(given)}, list(given.values()))
         self._watch()
 
     def _watch(self) -> None:
@@ -288,16 +276,13 @@ class Warden:
         """Kill the orphans of a dead warden, whose workers died with it; its exit code, None if it lives."""
         self._await_end(_DEATH_MAX_SECONDS)
         code = self._process.returncode
-        killed = set(self._others)
-        while fresh := [found for found in descendants(os.getpid()) if found not in killed and self._is_orphan(found)]:
+        seen = set(self._others)
+        while fresh := [process for process in descendants(os.getpid()) if process not in seen]:
             for process in fresh:
-                kill(process)
-            killed.update(fresh)
+                if self._alone or session_of(process[0]) in self._workers:
+                    kill(process)
+            seen.update(fresh)
         return code
-
-    def _is_orphan(self, process: Process) -> bool:
-        """Whether a descendant of this process was the warden's."""
-        return self._alone or session_of(process[0]) in self._workers
 
     def _await_end(self, timeout: float) -> None:
         if self._process.poll() is not None:

@@ -8,8 +8,7 @@ import errno
 import fcntl
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
-from os import sysconf
+from collections.abc import Callable, Collection, Iterator
 
 TYPE_CHECKING = False  # typing's: see channel
 if TYPE_CHECKING:
@@ -26,15 +25,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-_PAUSES, _PPOLL, _SLEEP, _NOT_RESTARTED = {
-    "x86_64": ({"34", "35", "130"}, "271", "230", {"7", "23", "230", "232", "270", "271", "281"}),
-    "aarch64": ({"101", "133"}, "73", "115", {"22", "72", "73", "115"}),
-}.get(os.uname().machine, ({"?"}, "?", "?", {"?"}))
-"""The numbers of pause, nanosleep and rt_sigsuspend, of ppoll, of clock_nanosleep, and of poll, select and the like."""
 _spares: list[int] = []
-_DELAY_WEIGHT = 0.1  # of the time in which a main thread waits for a CPU
 _SMALL = 4096  # bytes, more than the files of a process that are read whole can hold
-_TICKS_PER_SECOND = sysconf("SC_CLK_TCK")
 
 
 def become_subreaper() -> None:
@@ -170,7 +162,7 @@ def signal_group(leader: int, signum: int) -> None:
 
 def name_of(pid: int) -> str:
     """Return the short name of a process, or ''."""
-    return _read(pid, "comm").strip()
+    return read_proc(pid, "comm").strip()
 
 
 def session_of(pid: int) -> int:
@@ -183,109 +175,29 @@ def session_of(pid: int) -> int:
 
 def command_of(pid: int) -> str:
     """Return the beginning of the command line of a process, its arguments separated by spaces, or ''."""
-    return _read(pid, "cmdline").replace("\0", " ")
+    return read_proc(pid, "cmdline").replace("\0", " ")
 
 
 def waits_in(pid: int) -> str:
     """Return the kernel's function in which a process waits, or '' where that is unknown."""
-    return _read(pid, "wchan").strip("0\n")
-
-
-def pauses(pid: int) -> bool:
-    """Whether a process is in ``pause``, ``sigsuspend`` or ``sleep``, which any signal that it handles would end."""
-    number, *arguments = _read(pid, "syscall").split() or [""]
-    if number in _PAUSES:
-        return True
-    endless_poll = number == _PPOLL and arguments[:3] == ["0x0"] * 3  # so pause() is made where it is no system call
-    relative_sleep = number == _SLEEP and arguments[1:2] == ["0x0"]  # native code's: Python sleeps until an instant
-    return endless_poll or relative_sleep or "sys_pause" in waits_in(pid)
-
-
-def is_in_call_that_ends(pid: int) -> bool:
-    """Whether a process waits in a system call that any signal ends, for good unless its caller tries again."""
-    return _read(pid, "syscall").partition(" ")[0] in _NOT_RESTARTED
+    return read_proc(pid, "wchan").strip("0\n")
 
 
 def state_of(pid: int) -> str:
     """Return a process's state, one letter as in proc(5); '' where there is no such process."""
-    line = _read(pid, "stat")
-    return line[line.rfind(")") + 2 :][:1]
+    return next(iter(stat_fields(pid)), "")
 
 
-def cpu_seconds_wanted(pid: int) -> float:
-    """Return for how long a process has used a CPU, and a tenth of how long its main thread has waited for one.
-
-    Its children that it has waited for count too. On a host with too few CPUs a process that computes waits most of the
-    time. One that sleeps, and is only woken to write its stacks, waits little. The result is 0 of one that is gone.
-    """
-    return _cpu_seconds(_fields(pid)) + _delay_seconds(pid)
-
-
-def _delay_seconds(pid: int) -> float:
-    return _DELAY_WEIGHT * int((_read(pid, "schedstat").split() or ["0", "0"])[1]) / 1e9
-
-
-def bytes_written(pid: int) -> int:
-    """Return how many bytes a process has written, by write(2) and the like; 0 where the kernel does not say."""
-    return _io(pid, "wchar")
-
-
-def run_nanoseconds(pid: int, *, all_threads: bool = False) -> int:
-    """Return how long the main thread of a process, or all its threads, have run on a CPU; 0 where it is unknown."""
-    try:
-        threads = (
-            [f"task/{name}/schedstat" for name in os.listdir(f"/proc/{pid}/task")] if all_threads else ["schedstat"]
-        )
-    except OSError:
-        return 0
-    return sum(int(fields[0]) for name in threads if (fields := _read(pid, name).split()))
-
-
-def used_by_trees(roots: Collection[int]) -> dict[int, tuple[float, int, int, int, int]]:
-    """Return what each of these processes has used.
-
-    That is, together with all its descendants, the CPU time in seconds, as of :func:`cpu_seconds_wanted`, and the bytes
-    read from and written to disks and network file systems (memory files do not count); of itself alone, the calls of
-    read(2), write(2) and the like, on anything, and how often its main thread has waited; and how many of all these
-    processes are in uninterruptible sleep at this moment, as while they wait for a disk (the state D of proc(5)).
-    """
-    pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
-    found = {pid: fields for pid in pids if (fields := _fields(pid))}
-    totals = {pid: (0.0, 0, _io(pid, "syscr", "syscw"), _waits(pid), 0) for pid in roots}
-    for pid, fields in found.items():
-        above, seen = pid, {0}
-        while above not in totals and above in found and above not in seen:
-            seen.add(above)
-            above = int(found[above][1])
-        if above in totals:
-            cpu, disk, calls, waits, blocked = totals[above]
-            cpu += _cpu_seconds(fields) + _delay_seconds(pid)
-            disk += _io(pid, "read_bytes", "write_bytes")
-            totals[above] = cpu, disk, calls, waits, blocked + (fields[0] == "D")
-    return totals
+def run_nanoseconds(pid: int) -> int:
+    """Return how long the main thread of a process has run on a CPU; 0 where it is unknown."""
+    return int((read_proc(pid, "schedstat").split() or ["0"])[0])
 
 
 def catches(pid: int, *signums: int) -> bool:
     """Whether a process has a handler for each of these signals; False of one that is gone."""
-    lines = _read(pid, "status").splitlines()
+    lines = read_proc(pid, "status").splitlines()
     caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
     return all(caught >> (signum - 1) & 1 for signum in signums)
-
-
-def _io(pid: int, *names: str) -> int:
-    """Return the sum of these counts of proc_pid_io(5); 0 where they may not be read."""
-    counts = dict(line.split(": ") for line in _read(pid, "io").splitlines() if ": " in line)
-    return sum(int(counts.get(name, 0)) for name in names)
-
-
-def _waits(pid: int) -> int:
-    """Return how often the main thread of a process has given up its CPU to wait; 0 where it is unknown."""
-    lines = _read(pid, "status").splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), 0)
-
-
-def _cpu_seconds(fields: Sequence[str]) -> float:
-    return sum(map(int, fields[11:15])) / _TICKS_PER_SECOND  # utime, stime, cutime, cstime
 
 
 def running_process(pid: int) -> Process | None:
@@ -294,15 +206,19 @@ def running_process(pid: int) -> Process | None:
     return (pid, stat[1]) if stat is not None and stat[2] else None
 
 
+def all_pids() -> list[int]:
+    """Return the numbers of all processes of this host."""
+    return [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
+
+
 def _all() -> dict[int, tuple[int, int, bool]]:
     """Return the :func:`_stat` of every process of this host."""
-    pids = [int(name) for name in _with_a_descriptor(lambda: os.listdir("/proc")) if name.isdigit()]
-    return {pid: stat for pid in pids if (stat := _stat(pid)) is not None}
+    return {pid: stat for pid in all_pids() if (stat := _stat(pid)) is not None}
 
 
 def _stat(pid: int) -> tuple[int, int, bool] | None:
     """(parent, start time, whether it still runs) of a process, or None."""
-    if not (fields := _fields(pid)):
+    if not (fields := stat_fields(pid)):
         return None
     state, parent, threads, start = fields[0], fields[1], fields[17], fields[19]
     # A zombie with more than one thread is a process whose main thread alone has ended.
@@ -310,13 +226,13 @@ def _stat(pid: int) -> tuple[int, int, bool] | None:
     return int(parent), int(start), runs
 
 
-def _fields(pid: int) -> list[str]:
+def stat_fields(pid: int) -> list[str]:
     """Return the fields of proc(5) from the third on: the second, the name in parentheses, can hold anything."""
-    line = _read(pid, "stat")
+    line = read_proc(pid, "stat")
     return line[line.rfind(")") + 2 :].split()
 
 
-def _read(pid: int, name: str) -> str:
+def read_proc(pid: int, name: str) -> str:
     """Return the text of a small file of a process, '' of a process that is gone."""
 
     def read() -> str:

@@ -131,27 +131,12 @@ StarterEvent: TypeAlias = StarterReady | StarterFailed | StarterDied | StarterGr
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceStarted:
-    """A service's function is about to be called."""
-
-    tag: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceFailed:
-    """A service could not be started; ``error`` is the reason."""
-
-    tag: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
 class ServiceEnded:
-    """A started service has ended, by itself or by request; ``returncode`` as in :class:`Exited`."""
+    """A service has ended, by itself or by request; ``returncode`` as in :class:`Exited`."""
 
     tag: int
-    returncode: int
+    returncode: int | None  # None if it could not be started
+    error: str = ""  # why not
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +151,6 @@ class WardenSignalled:
 WorkerEvent: TypeAlias = (
     Spawned | StartedFresh | SpawnFailed | Exited | Signalled | StopCompleted | Stuck | Fenced | WardenSignalled
 )
-ServiceEvent: TypeAlias = ServiceStarted | ServiceFailed | ServiceEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +160,11 @@ class WardenDied:
     reason: str
 
 
-WardenEvent: TypeAlias = WorkerEvent | StarterEvent | ServiceEvent | WardenDied
+WardenEvent: TypeAlias = WorkerEvent | StarterEvent | ServiceEnded | WardenDied
 
 _CLASSES = {
     re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(): kind
-    for kind in get_args(WorkerEvent | StarterEvent | ServiceEvent)
+    for kind in get_args(WorkerEvent | StarterEvent | ServiceEnded)
 }
 """By the name of the message: ``spawn_failed``."""
 

@@ -71,7 +71,6 @@ class WardenProcess:
             self._channel.flush()
             for message, descriptors in self._channel.receive():
                 self._handle_request(message, descriptors)
-                close_all(descriptors)
             if self._channel.closed:
                 self._stop(SIGKILL, grace=0.0)
             self._starter.receive()
@@ -112,9 +111,11 @@ class WardenProcess:
     def _handle_request(self, message: Message, descriptors: list[int]) -> None:
         match message["do"]:
             case "spawn":
-                child = Child(Kind.WORKER, message, descriptors[:], self._slot)
-                descriptors.clear()  # they are the child's
-                (self._start_warm if message["warm"] else self._start_fresh)(child)
+                child = Child(Kind.WORKER, message, descriptors, self._slot)
+                if self._is_obsolete(child):
+                    self._report_failure(child, STOPPING_REASON)
+                else:
+                    (self._start_warm if message["warm"] else self._start_fresh)(child)
             case "stop":
                 self._reap()  # a worker that has ended before is not among those that get a signal
                 stop = self._stop(message["signum"], message["grace"], ending=message["ending"])
@@ -129,15 +130,11 @@ class WardenProcess:
                     raise SystemExit("elastic: too many files are open to start workers: raise the limit (ulimit -n)")
                 self._slot = descriptors.pop()  # this process never closes it
             case "starter":
-                self._add_child(self._starter.start(message))
+                self._add_child(self._starter.start(message["settings"]))
             case "grow_starter":
                 self._starter.grow()
-            case "end_starter":
-                self._starter.end()
             case "serve":
-                child = Child(Kind.SERVICE, message, descriptors[:])
-                descriptors.clear()
-                self._start_warm(child)
+                self._start_warm(Child(Kind.SERVICE, message, descriptors))
             case "end_service":
                 self._end_service(message["tag"])
             case "spare":
@@ -147,43 +144,37 @@ class WardenProcess:
 
     def _start_warm(self, child: Child) -> None:
         """Have the starter fork it; where that is not possible, start it fresh."""
-        if self._starter.refusal:
-            self._start_unforked(child, self._starter.refusal)
-        elif self._is_obsolete(child):
-            self._report_failure(child, STOPPING_REASON)
-        elif self._starter.is_late():
-            self._start_unforked(child, "the process that forks workers takes too long to import")
-        else:
-            try:
-                self._starter.request_fork(child)
-            except OSError as exc:
-                self._start_unforked(child, str(exc))
-            if child.pipe is not None:
-                self._starting.append(child)
+        if refusal := self._starter.refusal():
+            self._start_unforked(child, refusal)
+            return
+        try:
+            self._starter.request_fork(child)
+        except OSError as exc:
+            self._start_unforked(child, str(exc))
+        if child.pipe is not None:
+            self._starting.append(child)
 
     def _start_unforked(self, child: Child, why: str) -> None:
         """Start it fresh, because the starter does not fork it.
 
         A service is not started once its fork has run and failed, it was cancelled, or the agent is gone.
         """
+        fresh = None
         if child.kind is Kind.SERVICE:
-            over = child.cancelled or self._channel.closed or child.pid is not None
-            if over or (service := self._starter.fresh_service(child)) is None:
-                self._report_failure(child, why)
-            else:
-                self._start_fresh(service)
+            if not (child.cancelled or self._channel.closed or child.pid is not None):
+                fresh = self._starter.fresh_service(child)
         elif self._is_obsolete(child):
-            self._report_failure(child, STOPPING_REASON)
+            why = STOPPING_REASON
         else:
             self._send_event("started_fresh", tag=child.tag, why=why)
-            fresh = Child(child.kind, child.request, child.descriptors[:], child.slot)
-            child.descriptors.clear()
+            fresh = child.renew()
+        if fresh is None:
+            self._report_failure(child, why)
+        else:
             self._start_fresh(fresh)
 
     def _start_fresh(self, child: Child) -> None:
         try:
-            if self._is_obsolete(child):
-                raise OSError(STOPPING_REASON)
             start(child)
         except OSError as exc:
             self._report_failure(child, str(exc))
@@ -203,7 +194,10 @@ class WardenProcess:
         close_all(child.descriptors)
         if child.kind is Kind.WORKER and self._stopping is not None and self._stopping.fenced:
             return  # as in _report_end
-        self._send_event("service_failed" if child.kind is Kind.SERVICE else "spawn_failed", tag=child.tag, error=error)
+        if child.kind is Kind.SERVICE:
+            self._send_event("service_ended", tag=child.tag, returncode=None, error=error)
+        else:
+            self._send_event("spawn_failed", tag=child.tag, error=error)
 
     def _read_start(self, child: Child) -> None:
         """Read how the start of a child has gone so far."""
@@ -222,8 +216,6 @@ class WardenProcess:
             close_all(child.descriptors)
             if child.kind is Kind.WORKER:
                 self._send_event("spawned", tag=child.tag, pid=child.pid, warm=child.forked, unlearned=child.unlearned)
-            elif child.kind is Kind.SERVICE:
-                self._send_event("service_started", tag=child.tag, pid=child.pid)
         else:
             self._handle_failed_start(child, "the process that forks workers died, or what it had forked")
 
@@ -272,7 +264,7 @@ class WardenProcess:
         self._reap()
         now = time.monotonic()  # the fence's stop has begun since
         if expired := self._helpers.take_expired(now):
-            self._kill_expired(expired)
+            self._kill({}, now, expired)
         stop = self._stopping
         if stop is None:
             return
@@ -322,7 +314,7 @@ class WardenProcess:
             case Kind.STARTER:
                 self._add_child(self._starter.handle_death(child, returncode, closing=self._channel.closed))
             case Kind.SERVICE if child.started:
-                self._send_event("service_ended", tag=child.tag, returncode=returncode)
+                self._send_event("service_ended", tag=child.tag, returncode=returncode, error="")
             case Kind.WORKER if child.started and not (self._stopping and self._stopping.fenced):
                 # Workers that the fence has killed did not fail: only Fenced is sent.
                 self._send_event("exited", tag=child.tag, pid=child.pid, returncode=returncode, at=time.monotonic())
@@ -378,27 +370,27 @@ class WardenProcess:
         if pids := [process[0] for process in processes if kill(process, signum)]:
             self._send_event("signalled", signum=int(signum), pids=pids, names=[names[pid] for pid in pids])
 
-    def _kill_expired(self, numbers: set[int]) -> None:
-        """Send SIGKILL to these processes, and to all of these sessions, until no new one is found."""
-        killed: list[Process] = []
-        while fresh := [process for process in self._find_killable(numbers) if process not in killed]:
-            self._signal(fresh, SIGKILL)
-            killed += fresh
-
     def _kill_all(self, stop: StopInProgress, now: float) -> None:
-        """Send SIGKILL to every descendant, until no new one is found. Each death leads to a new search."""
-        alive = self._find_killable()
+        """Send SIGKILL to every descendant. Each death leads to a new search."""
         stop.killed = stop.killed or {}
-        while fresh := [process for process in alive if process not in stop.killed]:
-            self._signal(fresh, SIGKILL)
-            stop.killed.update(dict.fromkeys(fresh, now))
-            for pid in self._workers():  # at once, so that its group cannot fork faster
-                signal_group(pid, SIGKILL)
-            alive = self._find_killable()
-        left = set(alive)
+        left = self._kill(stop.killed, now)
         stop.killed = {process: since for process, since in stop.killed.items() if process in left}
         for pid, _ in stop.take_stuck(now):
             self._send_event("stuck", pid=pid, name=name_of(pid), wchan=waits_in(pid))
+
+    def _kill(self, killed: dict[Process, float], now: float, numbers: Collection[int] = ()) -> set[Process]:
+        """Send SIGKILL to the processes of :meth:`_find_killable`, until no new one is found; return the last found.
+
+        Those that have got it are in ``killed``, with the time.
+        """
+        while True:
+            found = self._find_killable(numbers)
+            if not (fresh := [process for process in found if process not in killed]):
+                return set(found)
+            self._signal(fresh, SIGKILL)
+            killed.update(dict.fromkeys(fresh, now))
+            for pid in () if numbers else self._workers():  # at once, so that its group cannot fork faster
+                signal_group(pid, SIGKILL)
 
     def _find_killable(self, numbers: Collection[int] = ()) -> list[Process]:
         """Return every descendant but services, theirs, and helpers that have time; of ``numbers`` if given."""
@@ -427,10 +419,7 @@ def main() -> None:
     ignore_requests_to_end(_note)  # it ends with its last descendant
     become_subreaper()
     open_standard_streams()
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            with contextlib.suppress(OSError):  # the descriptor of the listing is closed by now
-                os.set_inheritable(int(name), False)
+    os.set_inheritable(channel := int(sys.argv[1]), False)  # the only one that it inherits
     with open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("elastic-warden")
-    WardenProcess(Channel(socket.socket(fileno=int(sys.argv[1])))).run()
+    WardenProcess(Channel(socket.socket(fileno=channel))).run()

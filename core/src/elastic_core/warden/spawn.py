@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Mapping, MutableMapping
 
-from elastic_core.warden.channel import Message, close_all
+from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.linux import die_with_parent
 from elastic_core.warden.startup import prepare_worker
 from elastic_core.worker.channel import CONTROL_VARIABLE
@@ -59,7 +59,13 @@ class Child:
         self.started = False  # whether its program runs, or has run
         self.unlearned = 0  # modules that an earlier worker imported and its starter has not
         self.cancelled = False  # whether it was ended before it began
+        self.channel: Channel | None = None  # the socket to a starter, until that closes it
         self._report = b""
+
+    def renew(self, **request: object) -> Child:
+        """Return a child that is to start fresh instead of this one, with these changes to the request."""
+        descriptors, self.descriptors = self.descriptors, []
+        return Child(self.kind, {**self.request, **request}, descriptors, self.slot)
 
     def named_descriptors(self) -> dict[str, int]:
         """Return its descriptors by name.

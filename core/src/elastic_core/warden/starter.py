@@ -26,7 +26,7 @@ from elastic_core.warden.startup import STAGE, STARTUP
 ENTRY, ROOTS = "ELASTIC_STARTER", "ELASTIC_STARTER_ROOTS"
 """The variables in which the starter finds its entry, and the directories of the packages that it needs."""
 ROOM = "ELASTIC_STARTER_ROOM"
-"""Reserves room in which a worker shows the variables that the starter has not (``host/process_title.py``)."""
+"""Reserves room in which a worker shows the variables that the starter has not."""
 ROOM_SIZE = 4096  # bytes; these variables take about a thousand
 PROBE = f"""
 import os, sys
@@ -47,6 +47,7 @@ IMPORT_MAX_SECONDS = 60.0  # from the start of a starter until it is ready; afte
 FORK_MAX_SECONDS = 10.0  # from the request for a fork to its pid; it takes milliseconds
 FORK_MAX_SECONDS_WHILE_STOPPING = 1.0  # instead of :data:`FORK_MAX_SECONDS` while the workers are being stopped
 SUCCESSOR_MAX_SECONDS = 600.0  # for the imports of a successor; the starter serves meanwhile
+NO_STARTER = "there is no process that forks workers"
 NOTHING_NEW = "nothing is left to be imported"  # the starter's answer if a successor would be the same
 
 
@@ -62,86 +63,86 @@ class StarterClient:
         self._send_event = send_event
         self._clock = clock
         self._settings: Message = {}
-        self._channel: Channel | None = None
         self._ready = False
         self._early_deaths = 0
         self._began = -math.inf
         self._forked_at, self._grown = math.inf, 0
         self._successor: Child | None = None
-        self._successor_channel: Channel | None = None
+        self._refusal = NO_STARTER
         self.process: Child | None = None  # the starter; None if there is none and will be none
-        self.refusal = "there is no process that forks workers"  # why no child starts warm; '' if children may
         self.waiting: list[Child] = []  # the children that wait for the end of its imports
 
     @property
     def channels(self) -> list[Channel]:
         """The sockets to the starter and to its successor, to be polled."""
-        return [channel for channel in (self._channel, self._readable_successor_channel()) if channel is not None]
+        both = (self.process, self._readable_successor())
+        return [one.channel for one in both if one is not None and one.channel is not None]
 
-    def _readable_successor_channel(self) -> Channel | None:
-        """Return the successor's channel, once it may become the starter: its pid is known, and no request is lost.
+    def _readable_successor(self) -> Child | None:
+        """Return the successor, once it may become the starter: its pid is known, and no request is lost.
 
         The report of its pid, on a pipe, may be read later than its first message.
         """
-        undelivered = self._channel is not None and self._channel.pending
-        known = self._successor is not None and self._successor.pid is not None
-        return self._successor_channel if known and not undelivered else None
+        current, successor = self.process, self._successor
+        undelivered = current is not None and current.channel is not None and current.channel.pending
+        return successor if successor is not None and successor.pid is not None and not undelivered else None
+
+    def refusal(self) -> str:
+        """Return why no child starts warm now; '' if children may."""
+        if not (self._refusal or self.is_ready) and self._clock() >= self._began + IMPORT_MAX_SECONDS:
+            return "the process that forks workers takes too long to import"
+        return self._refusal
 
     def start(self, settings: Message) -> Child | None:
-        """Start the starter, or replace one with other settings. Return its process; None if none was started."""
+        """Start the starter, or replace one with other settings, or end it if there are none.
+
+        Return its process; None if none was started.
+        """
         if settings == self._settings:
             return None
         self.kill(self.process)
-        self._close_channel()
+        _hang_up(self.process)
         self.process, self._ready, self._settings = None, False, settings
-        self.refusal = ""
-        return self._start()
+        self._refusal = "" if settings else NO_STARTER
+        return self._start() if settings else None
 
     def grow(self) -> None:
         """Have the starter import more as soon as it is ready: no worker is about to start that needs the CPUs."""
         if (growth := self._settings.get("growth")) and self._grown == 0:
             self._forked_at = self._clock() - growth[0][0]
 
-    def end(self) -> None:
-        """End the starter: all workers start fresh from now on."""
-        self.kill(self.process)
-        self._close_channel()
-        self.process, self._ready, self._settings = None, False, {}
-        self.refusal = "there is no process that forks workers"
-
     def receive(self) -> None:
         """Handle the messages of the starter."""
-        if self._channel is None:
+        current = self.process
+        if current is None or current.channel is None:
             return
-        self._channel.flush()
-        for message, _ in self._channel.receive():
+        current.channel.flush()
+        for message, _ in current.channel.receive():
             match message:
                 case {"event": "ready", "text": str(text), "fields": dict(more)}:
                     self._ready, self._early_deaths = True, 0
-                    assert self.process is not None
-                    self._send_event("starter_ready", pid=self.process.pid, text=text, more=more)
+                    self._send_event("starter_ready", pid=current.pid, text=text, more=more)
                 case {"event": "failed", "reason": reason}:
                     self._fail(reason)
                 case _:
                     self._fail(f"it sent {message!r}")
-        if self._channel.closed:
-            self._close_channel()  # its death will be noticed
+        if current.channel.closed:
+            _hang_up(current)  # its death will be noticed
 
     def receive_from_successor(self) -> None:
         """Handle the messages of the successor; once it is ready, it is the starter."""
-        channel, successor = self._readable_successor_channel(), self._successor
-        if channel is None or successor is None:
+        successor = self._readable_successor()
+        if successor is None or successor.channel is None:
             return
-        for message, _ in channel.receive():
+        for message, _ in successor.channel.receive():
             match message:
                 case {"event": "ready", "text": str(text), "fields": dict(more)}:
                     if not self._ready:  # the old one has replaced a dead one, and still imports
                         self.kill(self.process)
-                    self._close_channel()  # the old one ends once it has done what was requested
-                    self.process, self._channel, self._ready = successor, channel, True
-                    self.refusal, self._early_deaths = "", 0
+                    _hang_up(self.process)  # the old one ends once it has done what was requested
+                    self.process, self._successor, self._ready = successor, None, True
+                    self._refusal, self._early_deaths = "", 0
                     self._grown = max(self._grown, 1)  # 0 if the old one was started after this one was requested
-                    self._successor = self._successor_channel = None
                     self._send_event("starter_grown", pid=successor.pid, text=text, more=more)
                     return
                 case {"event": "failed", "reason": reason}:
@@ -150,7 +151,7 @@ class StarterClient:
 
     def take_released(self) -> list[Child]:
         """Remove and return the children that need not wait any longer: it can fork them, never will, or is late."""
-        if not (self.refusal or self.is_ready or self.is_late()):
+        if not (self.is_ready or self.refusal()):
             return []
         waiting, self.waiting = self.waiting, []
         return waiting
@@ -158,7 +159,7 @@ class StarterClient:
     @property
     def is_ready(self) -> bool:
         """Whether the starter forks at once."""
-        return self._ready and self._channel is not None
+        return self._ready and self.process is not None and self.process.channel is not None
 
     def request_fork(self, child: Child) -> None:
         """Request the fork of a child: now, or when the starter is ready.
@@ -167,10 +168,11 @@ class StarterClient:
             OSError: No descriptor is left.
         """
         child.requested_at = self._clock()
-        if not self.is_ready or self._channel is None:
+        current = self.process
+        if not self._ready or current is None or current.channel is None:
             self.waiting.append(child)
             return
-        child.forked, child.requested_of = True, self.process
+        child.forked, child.requested_of = True, current
         if child.kind is Kind.WORKER:
             self._forked_at, self._grown = self._clock(), min(self._grown, 1)
         given = {name: number for number, name in enumerate(STANDARD_STREAMS)} if child.kind is Kind.WORKER else {}
@@ -178,7 +180,7 @@ class StarterClient:
         child.pipe, given["pipe"] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         request = {**child.request, "kind": child.kind.name, "warden": os.getpid(), "descriptors": list(given)}
         try:
-            self._channel.send(request, list(given.values()))
+            current.channel.send(request, list(given.values()))
         except OSError:
             child.close_pipe()
             raise
@@ -190,13 +192,11 @@ class StarterClient:
         if not self._settings:
             return None
         code = SERVICE.format(roots=self._settings["roots"])
-        argv, environment = [*self._settings["python"], "-c", code], dict(self._settings["env"])
-        descriptors, child.descriptors = child.descriptors, []
-        return Child(child.kind, {**child.request, "argv": argv, "env": environment}, descriptors)
+        return child.renew(argv=[*self._settings["python"], "-c", code], env=dict(self._settings["env"]))
 
     def next_deadline(self) -> float:
         """Return when :meth:`take_released` or :meth:`fork_successor` has something to do."""
-        if self.waiting and (self.refusal or self.is_ready):
+        if self.waiting and (self._refusal or self.is_ready):
             return 0.0
         waits_until = self._began + IMPORT_MAX_SECONDS if self.waiting else math.inf
         return min(waits_until, self._successor_deadline())
@@ -221,16 +221,12 @@ class StarterClient:
         try:
             ours, theirs = socket.socketpair()
             child = Child(Kind.STARTER, request, [theirs.detach()])
-            self._successor, self._successor_channel = child, Channel(ours)
+            child.channel, self._successor = Channel(ours), child
             self.request_fork(child)
         except OSError as exc:
             self._drop_successor(str(exc))
             return None
         return child
-
-    def is_late(self) -> bool:
-        """Return whether the starter has imported for so long that workers do not wait for it."""
-        return not self.is_ready and self._clock() >= self._began + IMPORT_MAX_SECONDS
 
     def drop_waiting_workers(self) -> list[Child]:
         """Remove and return the workers that wait, because of a stop."""
@@ -257,9 +253,9 @@ class StarterClient:
         if child is not self.process:
             return None
         self.receive()  # its last message
-        self._close_channel()
+        _hang_up(child)
         self.process = None
-        if closing or self.refusal:
+        if closing or self._refusal:
             return None
         was_ready, self._ready = self._ready, False
         self._early_deaths += not was_ready
@@ -275,11 +271,6 @@ class StarterClient:
         if process is not None and process.pid is not None:
             signal_group(process.pid, signal.SIGKILL)
 
-    def _close_channel(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
     def _drop_successor(self, reason: str) -> None:
         if reason != NOTHING_NEW:
             self._settings["growth"] = []  # the next one would fail too
@@ -287,12 +278,11 @@ class StarterClient:
             self._send_event("starter_stayed", reason=reason)
         if self._successor is not None:
             close_all(self._successor.descriptors)
-        if self._successor_channel is not None:
-            self._successor_channel.close()
-        self._successor = self._successor_channel = None
+        _hang_up(self._successor)
+        self._successor = None
 
     def _fail(self, reason: str) -> None:
-        self.refusal = "the process that forks workers could not be made"
+        self._refusal = "the process that forks workers could not be made"
         self._ready = False
         self._send_event("starter_failed", reason=reason)
 
@@ -316,6 +306,13 @@ class StarterClient:
             close_all(descriptors)
             self._fail(str(exc))
             return None
-        self.process, self._channel, self._began = child, channel, self._clock()
+        child.channel, self.process, self._began = channel, child, self._clock()
         self._forked_at, self._grown = self._clock(), 0
         return child
+
+
+def _hang_up(starter: Child | None) -> None:
+    """Close the socket to a starter."""
+    if starter is not None and starter.channel is not None:
+        starter.channel.close()
+        starter.channel = None

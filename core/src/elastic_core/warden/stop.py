@@ -24,15 +24,15 @@ class StopInProgress:
         self.fenced = fenced  # whether the dead-man's switch went off
         self.patient = False  # whether all processes have the grace, also once the workers are gone
         self.killed: dict[Process, float] | None = None
-        """The processes that were sent SIGKILL and still exist, with the time; None before the first SIGKILL."""
-        self.reported: set[Process] = set()  # the killed processes that were reported as stuck
+        """The processes that were sent SIGKILL and still exist, with the time, or infinity for those that were reported
+        as stuck; None before the first SIGKILL.
+        """
 
     def next_deadline(self) -> float:
         """Return when the stop needs its next step, if no event comes before."""
         if self.killed is None:
             return self.sigterm_at if self.is_sigterm_due() else self.deadline
-        waiting = [since for process, since in self.killed.items() if process not in self.reported]
-        return min(waiting, default=math.inf) + STUCK_AFTER_SECONDS
+        return min(self.killed.values(), default=math.inf) + STUCK_AFTER_SECONDS
 
     def is_sigterm_due(self) -> bool:
         """Return whether SIGTERM is to follow another signal; not if the deadline has moved before it."""
@@ -41,6 +41,6 @@ class StopInProgress:
     def take_stuck(self, now: float) -> list[Process]:
         """Return the processes to report as stuck, each once."""
         killed = self.killed or {}
-        late = [p for p, since in killed.items() if now >= since + STUCK_AFTER_SECONDS and p not in self.reported]
-        self.reported.update(late)
+        late = [process for process, since in killed.items() if now >= since + STUCK_AFTER_SECONDS]
+        killed.update(dict.fromkeys(late, math.inf))
         return late

@@ -19,10 +19,10 @@ from elastic_core import names_of
 NAMES = {
     "worker.channel": "INITIALIZED open_channel report",
     "worker.error_file": "NO_MESSAGE attach error_data record",
-    "worker.failure_recorder": "ended_by_exception",
+    "worker.failure_recorder": "FailureRecorder ended_by_exception",
     "worker.fd_store": "held hold release",
     "worker.graceful_stop": "should_checkpoint somebody_leaves",
-    "worker.stack_dump": "FILE_NAME SIGNAL SIGNAL_ALL SIGNAL_RUNNING",
+    "worker.stack_dump": "FILE_NAME SIGNAL SIGNAL_ALL SIGNAL_RUNNING ignore_requests_at_exit prepare",
     "worker.train_state": "TrainingState",
 }
 

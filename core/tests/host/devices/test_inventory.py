@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic_core.host.devices.device import Device, pci_address
 from elastic_core.host.devices.inventory import amd, intel, nvidia
-from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.machine import Device, Machine, pci_address
 
 MachineOf = Callable[..., Machine]
 

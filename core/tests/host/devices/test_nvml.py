@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from elastic_core.host.devices.device import Device
 from elastic_core.host.devices.inventory import nvidia
-from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.machine import Device, Machine
 from elastic_core.host.devices.nvml import PciInfo, nvml_devices
 
 LOST, NOT_FOUND, NOT_SUPPORTED, MISMATCH = 15, 6, 3, 18

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from elastic_core.errors import UsageError
-from elastic_core.host.devices.device import Device
-from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.machine import Device, Machine
 from elastic_core.host.devices.visible import (
     accelerators,
     gpus,

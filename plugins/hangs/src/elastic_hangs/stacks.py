@@ -22,7 +22,7 @@ from typing import TypeAlias
 from elastic_core.agent import Frame, parse_frames
 from elastic_core.monitors import WorkerView
 from elastic_core.protocol import clip
-from elastic_core.warden import catches, is_in_call_that_ends, pauses, run_nanoseconds, state_of, waits_in
+from elastic_core.warden import catches, run_nanoseconds, state_of, waits_in
 from elastic_core.worker import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 from elastic_hangs.judgement import (
     FINISHED,
@@ -33,6 +33,7 @@ from elastic_hangs.judgement import (
     LocalStacks,
     waits_for_peers,
 )
+from elastic_hangs.processes import is_in_call_that_ends, pauses, thread_nanoseconds
 from elastic_hangs.py_spy import PySpy
 from elastic_hangs.watch import HangWatch, Use, uses_of
 
@@ -146,7 +147,7 @@ def _ask(requests: Mapping[int, _Request], *, every_thread: bool, spy: PySpy | N
     A signal would end some system calls, which Python tries again, and native code may not: of a process in such a one
     the result has the stacks that py-spy tells, and it is sent none.
     """
-    threads = {pid: run_nanoseconds(pid, all_threads=True) for pid in requests if every_thread}
+    threads = {pid: thread_nanoseconds(pid) for pid in requests if every_thread}
     time.sleep(_STILL_SECONDS)
     for pid, request in requests.items():
         request.waits = _waits(pid, request.ran)
@@ -155,7 +156,7 @@ def _ask(requests: Mapping[int, _Request], *, every_thread: bool, spy: PySpy | N
         if told.get(pid):
             continue
         request.ran = run_nanoseconds(pid)
-        all_wait = every_thread and request.waits and run_nanoseconds(pid, all_threads=True) == threads[pid]
+        all_wait = every_thread and request.waits and thread_nanoseconds(pid) == threads[pid]
         _send(pid, SIGNAL_ALL if all_wait else SIGNAL if request.waits else SIGNAL_RUNNING)
     return told
 

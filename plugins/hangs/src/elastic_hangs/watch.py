@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
 from elastic_core.monitors import RunningRound, WorkerView
-from elastic_core.warden import bytes_written, cpu_seconds_wanted, used_by_trees
+from elastic_hangs.processes import bytes_written, cpu_seconds_wanted, used_by_trees
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
 STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step

@@ -18,7 +18,17 @@ from elastic_core import JoinGate
 from elastic_core.config import inheritable
 from elastic_core.errors import ResourceError, UnhealthyNodeError, in_one_line
 from elastic_core.events import Event, Field, Level
-from elastic_core.warden import CLOSING, Exited, SpawnFailed, StopCompleted, Stuck, Warden, WardenDied, WardenEvent
+from elastic_core.warden import (
+    CLOSING,
+    Exited,
+    SpawnFailed,
+    SpawnRequest,
+    StopCompleted,
+    Stuck,
+    Warden,
+    WardenDied,
+    WardenEvent,
+)
 from elastic_health.checks import ChosenCheck, ChosenChecks, Finding
 from elastic_health.flags import HEALTH_TIMEOUT
 from elastic_health.output import judge_output
@@ -123,7 +133,7 @@ class HealthChecks:
     def _run_command(self, one: ChosenCheck) -> Finding | None:
         """Run a check that is a command, and end all its processes."""
         with ExitStack() as stack:
-            warden = Warden.start(alone=False)
+            warden = Warden(alone=False)
             stack.callback(warden.close, CLOSING)
             reading, ends = dict[int, bytearray](), list[int]()
             with ExitStack() as given:
@@ -136,7 +146,7 @@ class HealthChecks:
                 nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
                 given.callback(os.close, nothing)
                 environ, (out, err) = inheritable(os.environ), ends
-                warden.spawn(0, one.command, environ, stdin=nothing, stdout=out, stderr=err)
+                warden.spawn(0, SpawnRequest(one.command, environ), stdin=nothing, stdout=out, stderr=err)
             output = [*reading.values()]
             ended = self._follow(warden, reading)
             stuck = _end_all(warden, reading)

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,7 @@ from elastic_core.config import describe_limit
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.events import describe_duration
 from elastic_core.exit_codes import ExitCode, describe_exit
-from elastic_core.host import GREEN, RED, YELLOW, Paint, all_printable, painter, plain, printable
+from elastic_core.host import GREEN, RED, YELLOW, Paint, painter, plain, printable
 
 if TYPE_CHECKING:
     from elastic_core.incidents import Failure
@@ -221,3 +221,14 @@ command = FlagCommand(
     "its id is enough. Without JOB the command lists the jobs of this host, or shows the only one. It changes nothing.",
     epilog="It works on any host that reaches the store. The exit code is 0 if the job exists, even if it has failed.",
 )
+
+
+def all_printable(value: Any) -> Any:
+    """Return a dataclass, dict, list or tuple with each text in it as of :func:`printable`, and others as they are."""
+    if isinstance(value, str):
+        return printable(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{item.name: all_printable(getattr(value, item.name)) for item in fields(value)})
+    if isinstance(value, dict):
+        return {all_printable(key): all_printable(each) for key, each in value.items()}
+    return type(value)(map(all_printable, value)) if isinstance(value, (list, tuple)) else value

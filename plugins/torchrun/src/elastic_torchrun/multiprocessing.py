@@ -23,7 +23,16 @@ from elastic_core.agent import Output, Routes, WorkerStreams, cpus_of_workers, f
 from elastic_core.config import MAX_RESTARTS, MONITOR_INTERVAL, parse
 from elastic_core.config.parse import Stream
 from elastic_core.errors import ElasticError, UsageError
-from elastic_core.warden import Exited, Spawned, SpawnFailed, StopCompleted, Warden, WardenDied, subreaping
+from elastic_core.warden import (
+    Exited,
+    Spawned,
+    SpawnFailed,
+    SpawnRequest,
+    StopCompleted,
+    Warden,
+    WardenDied,
+    subreaping,
+)
 from elastic_torchrun import call, launch_config
 from elastic_torchrun.launch_config import LaunchConfig, Logs, Streams
 from elastic_torchrun.local_agent import LocalElasticAgent, RunResult, WorkerSpec
@@ -214,7 +223,7 @@ class PContext:
         self._died: str | None = None  # how the warden has ended, and all processes with it
         with ExitStack() as stack:
             stack.enter_context(subreaping())
-            self._warden = Warden.start(alone=False)
+            self._warden = Warden(alone=False)
             stack.callback(self._warden.close, 2.0)
             self._call = self._scratch("elastic_call_", stack)
             self._directory = self._scratch("elastic_processes_", stack) if logs.log_dir is None else logs.log_dir
@@ -308,9 +317,10 @@ class PContext:
             "TORCHELASTIC_ERROR_FILE": str(error_file),
             **self._envs[local_rank],
         }
-        cpus, out, err = self._cpus[local_rank] if self._cpus else None, streams.stdout, streams.stderr
+        cpus = sorted(self._cpus[local_rank]) if self._cpus else None
         try:
-            self._warden.spawn(local_rank, self._command(local_rank), env, stdout=out, stderr=err, cpus=cpus)
+            request = SpawnRequest(self._command(local_rank), env, cpus=cpus)
+            self._warden.spawn(local_rank, request, stdout=streams.stdout, stderr=streams.stderr)
         finally:
             streams.close()
 

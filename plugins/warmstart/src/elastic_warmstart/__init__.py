@@ -7,8 +7,8 @@ General layout:
   program of a worker. A worker forked from it returns from that call, and the interpreter continues: it computes
   ``sys.path[0]``, fills ``__main__``, runs the program, prints what it raises, and exits. So no second implementation
   of all this is needed, and no frame of ours is below the program's.
-* ``child``: what a fork changes about itself to become the worker that was requested. ``huge_pages`` makes
-  forks cheap.
+* ``child``: what a fork changes about itself to become the worker that was requested. ``title``: what other
+  users see of it. ``huge_pages`` makes forks cheap.
 * ``checks``: whether a worker may be forked, as a pure function over facts. ``facts`` collects these.
   ``source_files``: whether an imported module has changed on disk.
 * ``libraries``: the state of torch, numpy and others that a fork must not share: random states, threads, keys.

@@ -21,19 +21,8 @@ import traceback
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeAlias
 
-from elastic_core.warden import (
-    INITIALIZED,
-    NOTHING_NEW,
-    Channel,
-    FailureRecorder,
-    Message,
-    Title,
-    close_all,
-    die_once_adopted,
-    ignore_requests_to_end,
-    report,
-    stack_dump,
-)
+from elastic_core.warden import NOTHING_NEW, Channel, Message, close_all, die_once_adopted, ignore_requests_to_end
+from elastic_core.worker import INITIALIZED, FailureRecorder, ignore_requests_at_exit, report
 from elastic_warmstart import child, huge_pages, init_probe, libraries
 from elastic_warmstart.checks import Wanted, describe_threads, describe_unfitness, objection
 from elastic_warmstart.facts import Observer
@@ -42,6 +31,7 @@ from elastic_warmstart.learned_imports import NOTHING_LEARNED, Learned, Learning
 from elastic_warmstart.libraries import Libraries
 from elastic_warmstart.library_modules import library_roots
 from elastic_warmstart.source_files import Sources
+from elastic_warmstart.title import ForkTitle
 
 _IMPORT_FILES = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""
@@ -59,11 +49,11 @@ def run(control: int, usual: Set[str]) -> None:
     [(order, _), *requests] = _wait(channel)
     environment = order["env"]
     own = {COERCED: os.environ[COERCED]} if COERCED in os.environ and COERCED not in environment else {}
-    title = Title()
-    title.show_starter("fork server")
+    title = ForkTitle()
+    title.show_server()
     child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
     recorder = FailureRecorder()
-    stack_dump.ignore_requests_at_exit()
+    ignore_requests_at_exit()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     told = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -79,7 +69,7 @@ class _ForkServer:
         self,
         environment: Mapping[str, str],
         own: Mapping[str, str],
-        title: Title,
+        title: ForkTitle,
         recorder: FailureRecorder,
         usual: Set[str],
     ) -> None:
@@ -232,7 +222,7 @@ class _ForkServer:
         if request["kind"] == "SERVICE":
             self._title.show_service(request["entry"])
             return None
-        self._title.show(request["argv"])
+        self._title.show_worker(request["argv"])
         child.become(request, given, {**self._learning.set_by_imports, **request["env"], **self._own})
         self._title.show_environment({name: os.environ[name] for name in os.environ if name not in self._own})
         self._libraries.renew(os.environ)

@@ -2,9 +2,9 @@
 
 General layout:
 
-* ``machine``: reads files; tests give it another tree. ``nvml`` asks NVIDIA's library.
-* ``device``: one accelerator. ``inventory``: all accelerators. ``visible``: the visible ones, how many workers they
-  make (``--nproc_per_node``), and each worker's own (``--virtual_local_rank``).
+* ``machine``: an accelerator; reads files; tests give it another tree. ``nvml`` asks NVIDIA's library.
+* ``inventory``: all accelerators. ``visible``: the visible ones, how many workers they make (``--nproc_per_node``), and
+  each worker's own (``--virtual_local_rank``).
 * ``topology``: CPUs, cores, caches, sockets and NUMA nodes. ``numa``: each worker's CPUs (``--numa_binding``).
 """
 
@@ -13,9 +13,8 @@ from __future__ import annotations
 from elastic_core import names_of
 
 NAMES = {
-    "host.devices.device": "Device",
     "host.devices.inventory": "amd nvidia",
-    "host.devices.machine": "Machine",
+    "host.devices.machine": "Device Machine",
     "host.devices.visible": "gpus select",
 }
 

@@ -1,8 +1,7 @@
 # Made by docs/render_public.py.
 
-from elastic_core.host.devices.device import Device as Device
 from elastic_core.host.devices.inventory import amd as amd, nvidia as nvidia
-from elastic_core.host.devices.machine import Machine as Machine
+from elastic_core.host.devices.machine import Device as Device, Machine as Machine
 from elastic_core.host.devices.visible import gpus as gpus, select as select
 
 NAMES: dict[str, str]

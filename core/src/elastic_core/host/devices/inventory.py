@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import re
 
-from elastic_core.host.devices.device import Device, pci_address
-from elastic_core.host.devices.machine import Machine
+from elastic_core.host.devices.machine import Device, Machine, pci_address
 
 NVIDIA_PLACE = "proc/driver/nvidia/gpus"
 AMD_PLACE = "sys/class/kfd"

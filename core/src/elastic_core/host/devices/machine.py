@@ -1,4 +1,4 @@
-"""Reads the machine's files and loads NVIDIA's library, for all of this package."""
+"""Reads the machine's files and loads NVIDIA's library, for all of this package; and what an accelerator is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,27 @@ from pathlib import Path
 from typing import Any
 
 NVML = "libnvidia-ml.so.1"
+_INTEGRATED = "0000:00:02."  # the address of every Intel GPU that is part of its processor
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An accelerator."""
+
+    address: str  # on the PCI bus, as sysfs writes it: ``0000:3b:00.0``
+    uuid: str = ""  # ``GPU-…``, or '' if it is not known
+    partitions: tuple[str, ...] = ()  # the UUIDs of its MIG devices, ``MIG-…``
+    tiles: int = 1  # how many devices Level Zero makes of it (Intel); 1 for others
+
+    @property
+    def integrated(self) -> bool:
+        """True if the device is part of an Intel processor."""
+        return self.address.startswith(_INTEGRATED)
+
+
+def pci_address(domain: int, bus: int, device: int, function: int = 0) -> str:
+    """Return an address as sysfs writes it: ``0000:3b:00.0``."""
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
 def load_nvml() -> Any | None:
@@ -21,18 +42,14 @@ def load_nvml() -> Any | None:
         return None
 
 
-def own_affinity() -> frozenset[int]:
-    """Return the CPUs that this process may run on."""
-    return frozenset(os.sched_getaffinity(0))
-
-
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The machine, or a tree of files that stands for one."""
 
     root: Path = Path("/")  # the directory of ``proc`` and ``sys``
     nvml: Callable[[], Any | None] = load_nvml  # loads NVML; returns None without it
-    affinity: Callable[[], frozenset[int]] = own_affinity  # returns the CPUs that the agent may run on
+    affinity: Callable[[], frozenset[int]] = lambda: frozenset(os.sched_getaffinity(0))
+    """Returns the CPUs that the agent may run on."""
 
     def read(self, path: str) -> str | None:
         """Return a file's text without the white space around it; None if it is missing or unreadable."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from elastic_core.host.devices.device import Device, pci_address
+from elastic_core.host.devices.machine import Device, pci_address
 
 _UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 _SUCCESS = 0

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from elastic_core.config.parse import DEVICES
 from elastic_core.errors import UsageError, did_you_mean
-from elastic_core.host.devices.device import Device
 from elastic_core.host.devices.inventory import AMD_PLACE, INTEL_PLACE, NVIDIA_PLACE, amd, intel, nvidia
-from elastic_core.host.devices.machine import NVML, Machine
+from elastic_core.host.devices.machine import NVML, Device, Machine
 
 
 @dataclass(frozen=True, slots=True)
