@@ -23,9 +23,6 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.host.identity import host_name
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
-    from elastic_core.plugins.entry_points import Catalogue
-    from elastic_core.plugins.manager import Plugins
     from elastic_core.warden.client import Warden
 
 OBSERVERS_GET = 5.0  # seconds that observers get at the end to finish with their events
@@ -53,7 +50,13 @@ def run(warden: Warden | None, **flags: Any) -> int:
         given = scheduler.with_defaults(given, os.environ, warn, catalogue)
         if (known := outline(given, os.environ)) != early:
             start.begin_starter(known, warden)
-        config, loaded = _complete(known, given, catalogue)
+        from elastic_core.plugins.manager import load, load_backend
+
+        named = plugins_named(given, os.environ)
+        config = configure(
+            known, given, os.environ, lambda name: load_backend(name, catalogue, named).rendezvous_options(), warn
+        )
+        loaded = load(config, catalogue)
     if config.signals_to_handle is not None:
         interrupt.discard_again(but=config.signals_to_handle)  # the agent does not leave on the others
     code: int = ExitCode.JOB_FAILED
@@ -72,9 +75,11 @@ def run(warden: Warden | None, **flags: Any) -> int:
         code = exc.exit_code
         raise
     finally:
+        from elastic_core.worker.channel import wait_until_ready
+
         unfinished = loaded.close(OBSERVERS_GET)
-        if unfinished and not _is_writable(2):  # its reader has stopped, and the interpreter's end would wait for it
-            os._exit(code)
+        if unfinished and not wait_until_ready(2, select.POLLOUT, 0):
+            os._exit(code)  # the interpreter's end would wait for the reader of stderr, which has stopped
         for name in unfinished:
             click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
 
@@ -88,25 +93,7 @@ def _prefix_logging() -> None:
         logging.lastResort.setFormatter(logging.Formatter(form, "%H:%M:%S"))
 
 
-def _is_writable(descriptor: int) -> bool:
-    """Whether a write to the descriptor would not block."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(0))
-
-
 command = RunCommand(click.pass_obj(run))
-
-
-def _complete(known: RunConfig, given: Flags, catalogue: Catalogue) -> tuple[RunConfig, Plugins]:
-    """Return the whole run and its plugins."""
-    from elastic_core.plugins import manager
-
-    named = plugins_named(given, os.environ)
-    config = configure(
-        known, given, os.environ, lambda name: manager.load_backend(name, catalogue, named).rendezvous_options(), warn
-    )
-    return config, manager.load(config, catalogue)
 
 
 @contextmanager
@@ -126,14 +113,11 @@ def _hint_with_sources(error: ElasticError, context: click.Context) -> str | Non
         texts = value if isinstance(value, tuple) else (value,)
         if quoted & {text for text in texts if isinstance(text, str)}:
             flags.add(flag)
-    variables = [
-        flag_variable(flag)
-        for flag in sorted(flags)
-        if context.get_parameter_source(flag) is ParameterSource.ENVIRONMENT
-    ]
+    set_by = {flag: context.get_parameter_source(flag) for flag in sorted(flags)}
+    variables = [flag_variable(flag) for flag, source in set_by.items() if source is ParameterSource.ENVIRONMENT]
     if quoted & set(names(os.environ.get(PLUGINS_VARIABLE, ""))):
         variables.append(PLUGINS_VARIABLE)
-    variables += [source for flag, source in scheduler.origins(context).items() if flag in flags]
+    variables += [source for flag, source in context.meta.get(scheduler.ORIGINS, {}).items() if flag in flags]
     sources = [f"The value comes from {variable}." for variable in variables]
     return "\n".join([*([error.hint] if error.hint else []), *sources]) or None
 

@@ -168,9 +168,8 @@ def configure(
         backend = flags.rdzv_backend or LOCAL
     options = options_of(backend)
     node_rank = (flags.node_rank or 0) if backend in NUMBERED else None
-    rdzv_conf.check_node_rank(node_rank, flags.nnodes)
-    rdzv_conf.check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
-    rdzv_conf.check_spares(backend, flags.nnodes, flags.spares, options, node_rank)
+    nodes = {"spares": flags.spares, "node_rank": node_rank, "standalone": flags.standalone}
+    rdzv_conf.check_nodes((backend, endpoint), flags.nnodes, options, **nodes)
     conf = rdzv_conf.parse_conf(flags.rdzv_conf, backend=backend, options=options)
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)

@@ -22,7 +22,7 @@ from elastic_core.cli import (
     warn,
     without_effect,
 )
-from elastic_core.config import NUMBERED, check_reach, parse_conf
+from elastic_core.config import NUMBERED, check_nodes, parse_conf
 from elastic_core.config.parse import NodeRange
 from elastic_core.exit_codes import signalled
 from elastic_core.host import has_colours
@@ -114,7 +114,7 @@ def subject_of(flags: Flags) -> Subject:
     loaded = load_backend(backend, catalogue, plugins_named(flags, os.environ))
     options = loaded.rendezvous_options()
     nnodes = NodeRange(1, 1) if options.single_node else SEVERAL
-    check_reach(backend, endpoint, nnodes, options)
+    check_nodes((backend, endpoint), nnodes, options)
     conf = parse_conf(flags.rdzv_conf, backend=backend, options=options)
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)
