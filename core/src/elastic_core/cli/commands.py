@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,11 +29,12 @@ class Elastic(click.Group):
     """The group of all commands: core's own, and those in the entry-point group ``elastic.commands``."""
 
     def __init__(self) -> None:
+        flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
         super().__init__(
             "elastic",
             help="Launch and supervise distributed training that survives crashes, lost nodes and preemption.",
             context_settings={"help_option_names": list(HELP), "max_content_width": MAX_WIDTH},
-            params=[_version_option()],
+            params=[click.Option(["--version"], help="Show the version and exit.", callback=_show_version, **flag)],
             no_args_is_help=False,
         )
 
@@ -109,14 +110,9 @@ class Elastic(click.Group):
         return [(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
 
 
-def _version_option() -> click.Option:
-    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-        if wanted and not ctx.resilient_parsing:
-            from elastic_core.version import __version__  # a module less on the way of a launch
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from elastic_core.version import __version__  # a module less on the way of a launch
 
-            click.echo(f"elastic {__version__}")
-            ctx.exit()
-
-    return click.Option(
-        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show the version and exit."
-    )
+        click.echo(f"elastic {__version__}")
+        ctx.exit()

@@ -164,8 +164,9 @@ def configure(
         for local_rank in range(known.nproc_per_node):
             only_device(local_rank, environ, Machine())  # or an error
     backend, endpoint = meeting_place(flags)
-    if flags.standalone and _starts_a_store(flags.rdzv_backend, options_of):
-        backend = flags.rdzv_backend or LOCAL
+    with suppress(PluginError):  # no other backend is used for --standalone than one that starts a store
+        if flags.standalone and flags.rdzv_backend and options_of(flags.rdzv_backend).standalone:
+            backend = flags.rdzv_backend
     options = options_of(backend)
     node_rank = (flags.node_rank or 0) if backend in NUMBERED else None
     nodes = {"spares": flags.spares, "node_rank": node_rank, "standalone": flags.standalone}
@@ -214,13 +215,10 @@ def meeting_place(flags: Flags) -> tuple[str, str]:
     Raises:
         UsageError: The backend does not follow from the endpoint, or nodes cannot meet there.
     """
-    return (LOCAL, "") if stands_alone(flags) else rdzv_conf.settle(*_named_place(flags), flags.nnodes)
-
-
-def stands_alone(flags: Flags) -> bool:
-    """Whether no other node can join the job; torchrun gives such a job a free port and a new id."""
     unsaid = flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint and flags.master_port is None
-    return flags.standalone or (unsaid and flags.nnodes.most == 1)
+    if flags.standalone or (unsaid and flags.nnodes.most == 1):  # no other node can join
+        return LOCAL, ""
+    return rdzv_conf.settle(*_named_place(flags), flags.nnodes)
 
 
 def _named_place(flags: Flags) -> tuple[str, str]:
@@ -243,14 +241,6 @@ def _named_place(flags: Flags) -> tuple[str, str]:
         f"--rdzv_endpoint {flags.rdzv_endpoint!r} is not of the form HOST[:PORT], so the backend must be named.",
         hint=f"For a shared directory: --rdzv_backend=file --rdzv_endpoint={flags.rdzv_endpoint}",
     )
-
-
-def _starts_a_store(backend: str | None, options_of: Callable[[str], RendezvousOptions]) -> bool:
-    """Whether a backend starts a store for ``--standalone``; any other backend is not used then."""
-    try:
-        return backend is not None and options_of(backend).standalone
-    except PluginError:
-        return False
 
 
 def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[str]:
