@@ -19,7 +19,7 @@ NAMES = {
     "cli.interrupt": "end_at_once raise_again",
     "cli.job_store": "NoStoreError STORE_FLAGS is_store_named open_store",
     "cli.option": "FlagCommand FlagOption",
-    "cli.run": "hints_with_sources warn",
+    "cli.run": "warn",
     "cli.run_command": "RunCommand",
     "cli.settle": "FLAGS Flags configure meeting_place outline plugins_named without_effect",
 }

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from elastic_core.cli import interrupt, scheduler
 from elastic_core.cli.run_command import CATALOGUE, RunCommand
-from elastic_core.cli.settle import PLUGINS_VARIABLE, Flags, configure, outline, plugins_named
-from elastic_core.config.environment import flag_variable
-from elastic_core.config.parse import names
-from elastic_core.errors import ElasticError, PluginError, UsageError
+from elastic_core.cli.settle import Flags, configure, outline, plugins_named
+from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.host.identity import host_name
 
@@ -39,24 +33,23 @@ def run(warden: Warden | None, **flags: Any) -> int:
         with start.begun() as warden:
             return run(warden, **flags)
     given = Flags(**flags)
-    with hints_with_sources():
-        early = None
-        with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below
-            start.begin_starter(early := outline(given, os.environ), warden)
-        _prefix_logging()
-        context = click.get_current_context(silent=True)
-        read = None if context is None else context.meta.get(CATALOGUE)
-        catalogue = read or Catalogue.read()  # once: it takes 11 ms, in which the starter begins
-        given = scheduler.with_defaults(given, os.environ, warn, catalogue)
-        if (known := outline(given, os.environ)) != early:
-            start.begin_starter(known, warden)
-        from elastic_core.plugins.manager import load, load_backend
+    early = None
+    with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below
+        start.begin_starter(early := outline(given, os.environ), warden)
+    _prefix_logging()
+    context = click.get_current_context(silent=True)
+    read = None if context is None else context.meta.get(CATALOGUE)
+    catalogue = read or Catalogue.read()  # once: it takes 11 ms, in which the starter begins
+    given = scheduler.with_defaults(given, os.environ, warn, catalogue)
+    if (known := outline(given, os.environ)) != early:
+        start.begin_starter(known, warden)
+    from elastic_core.plugins.manager import load, load_backend
 
-        named = plugins_named(given, os.environ)
-        config = configure(
-            known, given, os.environ, lambda name: load_backend(name, catalogue, named).rendezvous_options(), warn
-        )
-        loaded = load(config, catalogue)
+    named = plugins_named(given, os.environ)
+    config = configure(
+        known, given, os.environ, lambda name: load_backend(name, catalogue, named).rendezvous_options(), warn
+    )
+    loaded = load(config, catalogue)
     if config.signals_to_handle is not None:
         interrupt.discard_again(but=config.signals_to_handle)  # the agent does not leave on the others
     code: int = ExitCode.JOB_FAILED
@@ -94,32 +87,6 @@ def _prefix_logging() -> None:
 
 
 command = RunCommand(click.pass_obj(run))
-
-
-@contextmanager
-def hints_with_sources() -> Iterator[None]:
-    """Add to the hint of an error the variables that set the flags or values which its message quotes."""
-    try:
-        yield
-    except (UsageError, PluginError) as exc:
-        if (context := click.get_current_context(silent=True)) is not None:
-            exc.hint = _hint_with_sources(exc, context)
-        raise
-
-
-def _hint_with_sources(error: ElasticError, context: click.Context) -> str | None:
-    flags, quoted = set(re.findall(r"--(\w+)", error.message)), set(re.findall(r"'([^']*)'", error.message))
-    for flag, value in {**context.params, **context.params.get("settings", {})}.items():
-        texts = value if isinstance(value, tuple) else (value,)
-        if quoted & {text for text in texts if isinstance(text, str)}:
-            flags.add(flag)
-    set_by = {flag: context.get_parameter_source(flag) for flag in sorted(flags)}
-    variables = [flag_variable(flag) for flag, source in set_by.items() if source is ParameterSource.ENVIRONMENT]
-    if quoted & set(names(os.environ.get(PLUGINS_VARIABLE, ""))):
-        variables.append(PLUGINS_VARIABLE)
-    variables += [source for flag, source in context.meta.get(scheduler.ORIGINS, {}).items() if flag in flags]
-    sources = [f"The value comes from {variable}." for variable in variables]
-    return "\n".join([*([error.hint] if error.hint else []), *sources]) or None
 
 
 def warn(warning: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from elastic_core.cli.option import ORIGINS
 from elastic_core.cli.settle import FLAGS, Flags
 from elastic_core.distributions import brought, described, may_bring
 from elastic_core.errors import PluginError, did_you_mean, how_to_install
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 CONF = "rdzv_conf"
 PLACE = ("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr")
 """With one of these flags a command says how nodes meet, and needs no scheduler's plugin."""
-ORIGINS = "elastic_core.cli.scheduler.origins"
-"""The key of a context's ``meta`` for the scheduler's variables of each flag that :func:`with_defaults` has set."""
 
 
 def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str], None], catalogue: Catalogue) -> Flags:

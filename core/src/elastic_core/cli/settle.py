@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_core.cli import program
 from elastic_core.config import parse, rdzv_conf
+from elastic_core.config.environment import PLUGINS_VARIABLE
 from elastic_core.config.flag import JOB, PLUGINS, PROGRAM, RENDEZVOUS, SECTIONS, TORCHRUN, Flag, flags_in
 from elastic_core.config.parse import NodeRange, names
 from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions
 
 MASTER_PORT = 29500
-PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
 LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # for --pass_local_rank; each worker's start fills in its rank
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from elastic_core.errors import without_passwords
 
 FLAG_PREFIX = "PET_"
+PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
 _MAY_HOLD_PASSWORD = (f"{FLAG_PREFIX}RDZV_ENDPOINT", f"{FLAG_PREFIX}RDZV_CONF")
 _EXEC = "ELASTIC_EXEC"  # set below ``elastic exec``, where torchrun is Elastic's; workers do not inherit it
 _SECRET = re.compile(r"ELASTIC_\w+_PASSWORD|ELASTIC_JOB_TOKEN")  # a backend's password, or the job's token

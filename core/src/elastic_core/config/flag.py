@@ -59,12 +59,12 @@ class Flag(Generic[T_co]):
         """The forms in which a command line has the flag."""
         return tuple(filter(None, (f"--{self.name}", self.short, self.off and f"--{self.off}")))
 
-    def read(self, text: str, *, hint: str | None = None) -> T_co:
+    def read(self, text: str) -> T_co:
         """Return the value of a text, or raise UsageError."""
         try:
             return self.parse(text)
         except ValueError as wrong:  # Wrong, or another one of a plugin's parser
-            raise UsageError(f"--{self.name} {text!r} {wrong}.{getattr(wrong, 'suggestion', '')}", hint=hint) from None
+            raise UsageError(f"--{self.name} {text!r} {wrong}.{getattr(wrong, 'suggestion', '')}") from None
 
     def accept(self, value: Any) -> T_co:
         """Return the value for one that is given in Python, where a text stands for its value as on the command line.

@@ -16,7 +16,6 @@ from elastic_core.cli import (
     FlagCommand,
     FlagOption,
     Flags,
-    hints_with_sources,
     meeting_place,
     plugins_named,
     warn,
@@ -75,8 +74,7 @@ def doctor(*, as_json: bool, **given: Any) -> int:
 
     known = {item.name for item in fields(Flags)}
     flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})
-    with hints_with_sources():
-        subject = subject_of(flags)
+    subject = subject_of(flags)
     backend, endpoint = subject.params.backend, subject.params.endpoint
     findings: list[Finding] = []
     width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
