@@ -204,9 +204,10 @@ def flags() -> str:
     for section, members in groupby(flags, key=lambda flag: flag.section):
         rows = []
         for flag in members:
-            spelled = ", ".join(f"`{text}`" for text in flag.spellings)
+            spellings = [f"--{flag.name}", flag.short, flag.off and f"--{flag.off}"]
+            spelled = ", ".join(f"`{text}`" for text in spellings if text)
             metavar = f" `{flag.metavar}`" if flag.metavar else ""
-            usual = flag.spellings[0] if flag.off else "" if flag.is_switch else flag.default
+            usual = spellings[0] if flag.off else "" if flag.is_switch else flag.default
             default = f"`{usual}`" if usual else flag.unset
             rows.append((spelled + metavar, flag.text, default, f"`{flag_variable(flag.name)}`"))
         parts.append(f"## {section}\n\n{_table(('flag', 'meaning', 'default', 'variable'), rows)}")

@@ -54,11 +54,6 @@ class Flag(Generic[T_co]):
         """Whether the flag takes no value."""
         return self.parse is parsers.switch
 
-    @property
-    def spellings(self) -> tuple[str, ...]:
-        """The forms in which a command line has the flag."""
-        return tuple(filter(None, (f"--{self.name}", self.short, self.off and f"--{self.off}")))
-
     def read(self, text: str) -> T_co:
         """Return the value of a text, or raise UsageError."""
         try:
@@ -125,10 +120,10 @@ SECTIONS = (JOB, RENDEZVOUS, PROGRAM, PLACEMENT, FAILURE, OUTPUT, PROGRESS, PLUG
 
 def flags_in(record: type) -> list[Flag[Any]]:
     """Return the flags that the fields of a dataclass declare, without those of its base class."""
-    found = {item.name: item.metadata["flag"] for item in fields(record) if item.metadata.get("flag")}
-    for name, flag in found.items():
-        flag.name = name
-    return [flag for name, flag in found.items() if name in record.__annotations__]
+    declared = [item for item in fields(record) if item.name in record.__annotations__ and "flag" in item.metadata]
+    for item in declared:
+        item.metadata["flag"].name = item.name
+    return [item.metadata["flag"] for item in declared]
 
 
 def arrange(flags: Iterable[Flag[Any]], more: Iterable[Flag[Any]] = ()) -> list[Flag[Any]]:
