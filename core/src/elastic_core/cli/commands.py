@@ -16,11 +16,11 @@ from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_m
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-BUILT_IN: Mapping[str, tuple[str, str]] = {
-    "run": ("run:command", "Start a program on this node as part of a job."),
-    "plugins": ("plugins:command", "List the plugins that are installed."),
+BUILT_IN: Mapping[str, str] = {
+    "run": "Start a program on this node as part of a job.",
+    "plugins": "List the plugins that are installed.",
 }
-"""Core's own commands: the module in this package with the name there, and the help in one line."""
+"""Core's own commands, each ``command`` of a module of this package, and the help in one line."""
 HELP = ("-h", "--help")
 MAX_WIDTH = 120  # columns of help; a narrower terminal has its own width
 
@@ -56,8 +56,7 @@ class Elastic(click.Group):
             PluginError: The command is not installed, cannot be imported, or is no click command.
         """
         if cmd_name in BUILT_IN:
-            module, name = BUILT_IN[cmd_name][0].split(":")
-            command = getattr(import_module(f"elastic_core.cli.{module}"), name)
+            command = import_module(f"elastic_core.cli.{cmd_name}").command
             assert isinstance(command, click.Command)
             return command
         from elastic_core.distributions import brought
@@ -106,7 +105,7 @@ class Elastic(click.Group):
     def _texts(self, ctx: click.Context) -> list[tuple[str, str]]:
         from elastic_core.distributions import described
 
-        texts = {**described("commands"), **{name: text for name, (_, text) in BUILT_IN.items()}}
+        texts = {**described("commands"), **BUILT_IN}
         return [(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
 
 

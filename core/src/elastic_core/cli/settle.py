@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from elastic_core.cli import program
 from elastic_core.config import parse, rdzv_conf
 from elastic_core.config.environment import PLUGINS_VARIABLE
 from elastic_core.config.flag import JOB, PLUGINS, PROGRAM, RENDEZVOUS, SECTIONS, TORCHRUN, Flag, flags_in
 from elastic_core.config.parse import NodeRange, names
+from elastic_core.config.program import find_program
 from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
 from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
 from elastic_core.errors import PluginError, UsageError
@@ -132,7 +132,7 @@ def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
     return RunConfig(
         **{
             **{item.name: getattr(flags, item.name) for item in fields(PlainSettings)},
-            "program": program.find(flags.script, arguments, **ways),
+            "program": find_program(flags.script, arguments, **ways),
             "nproc_per_node": _count_workers(flags.nproc_per_node, environ),
             "max_restarts": default if flags.max_restarts is None else flags.max_restarts,
             "shutdown_timeout": rdzv_conf.shutdown_timeout(flags.shutdown_timeout, environ),

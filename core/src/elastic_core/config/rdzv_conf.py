@@ -132,13 +132,11 @@ def settle(backend: str, endpoint: str, nnodes: NodeRange) -> tuple[str, str]:
     Raises:
         UsageError: The port is 0, and the job has more than one node.
     """
-    port_is_free = False
+    port = None
     with suppress(ValueError):
         _, port = split_host_port(endpoint)
-        port_is_free = port is not None and port != "" and not port.strip("0")
-    if not (backend == "c10d" and not endpoint) and not (backend in ("c10d", "static") and port_is_free):
-        return backend, endpoint
-    if nnodes.most == 1:
+    port_is_free = backend in ("c10d", STATIC) and bool(port) and not str(port).strip("0")
+    if nnodes.most == 1 and (port_is_free or (backend == "c10d" and not endpoint)):
         return LOCAL, ""
     if port_is_free:
         raise UsageError(
