@@ -1,4 +1,4 @@
-"""Writes the pages of flags, environment variables, events and known failures from the declarations in the code.
+"""Writes the pages of flags, events and known failures from the declarations in the code.
 
 Names, levels and fields of events are read from the calls that make them; :data:`WHEN` says what each event means.
 
@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from elastic_core.cli.settle import FLAGS
-from elastic_core.config.environment import VARIABLES, Use, flag_variable
+from elastic_core.config.environment import flag_variable
 from elastic_core.config.flag import arrange
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_core.plugins.flags import declared_flags
@@ -30,13 +30,6 @@ Made by `python docs/render_reference.py` from
 [`elastic_core.cli.settle`](../../core/src/elastic_core/cli/settle.py) and the modules `flags` of plugins; change them
 there. `elastic run --help` shows the same. Flags may be written with `-` or `_`. Elastic also reads each flag from the
 variable in its row. [migrating.md](../migrating.md#every-flag-of-torchruns) compares the flags with torchrun's.
-"""
-ENVIRONMENT_PREFACE = """\
-# Environment variables
-
-Made by `python docs/render_reference.py` from
-[`elastic_core.config.environment`](../../core/src/elastic_core/config/environment.py); change them there. Elastic also
-reads each flag of `elastic run` from a variable `PET_<FLAG>`; [flags.md](flags.md) lists these variables.
 """
 EVENTS_PREFACE = """\
 # Events
@@ -58,13 +51,6 @@ class (`incident.failure_class`). Made by `python docs/render_reference.py` from
 matching row counts. A `yes` in the column `host` means that the worker's host may be at fault, so that a quarantine can
 exclude it. [failures.md](../failures.md#classes-of-failures) defines the classes.
 """
-USES = {
-    Use.SET: "Set for each worker",
-    Use.DEFAULTED: "Set for each worker, unless the agent has it already",
-    Use.READ: "Read by the agent",
-    Use.STARTER: "Set for the starter while it begins",
-    Use.SERVICE: "Set for a service that starts as a fresh interpreter",
-}
 
 ROOT = DOCS.parent
 SOURCES = [ROOT / "core" / "src" / "elastic_core", *sorted(ROOT.glob("plugins/*/src/*/"))]
@@ -218,33 +204,13 @@ def flags() -> str:
     for section, members in groupby(flags, key=lambda flag: flag.section):
         rows = []
         for flag in members:
-            spelled = ", ".join(f"`{text}`" for text in flag.spellings)
+            spellings = [f"--{flag.name}", flag.short, flag.off and f"--{flag.off}"]
+            spelled = ", ".join(f"`{text}`" for text in spellings if text)
             metavar = f" `{flag.metavar}`" if flag.metavar else ""
-            usual = flag.spellings[0] if flag.off else "" if flag.is_switch else flag.default
+            usual = spellings[0] if flag.off else "" if flag.is_switch else flag.default
             default = f"`{usual}`" if usual else flag.unset
             rows.append((spelled + metavar, flag.text, default, f"`{flag_variable(flag.name)}`"))
         parts.append(f"## {section}\n\n{_table(('flag', 'meaning', 'default', 'variable'), rows)}")
-    return "\n".join(parts)
-
-
-OF_TORCHRUN = {
-    "TORCHELASTIC_ENABLE_FILE_TIMER": "1: the agent ends a process whose torch.distributed.elastic.timer expires. "
-    "Needs elastic-torchrun, as the next two.",
-    "TORCHELASTIC_TIMER_FILE": "The named pipe for these timers. By default the agent creates one.",
-    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "Seconds that a worker may stay in kernel state D before its round "
-    "ends. Default: 0, no limit.",
-}
-"""Variables that an agent reads through elastic-torchrun."""
-
-
-def environment() -> str:
-    """Return the page of the variables, by use, in the order of the code."""
-    parts = [ENVIRONMENT_PREFACE]
-    for use, title in USES.items():
-        rows = [(f"`{variable.name}`", variable.meaning) for variable in VARIABLES if variable.use is use]
-        if use is Use.READ:
-            rows += [(f"`{name}`", meaning) for name, meaning in OF_TORCHRUN.items()]
-        parts.append(f"## {title}\n\n{_table(('variable', 'meaning'), rows)}")
     return "\n".join(parts)
 
 
@@ -316,7 +282,6 @@ def _keys(values: Iterable[ast.expr | None], dicts: Sequence[tuple[int, ast.Dict
 
 PAGES = {
     "reference/flags.md": flags,
-    "reference/environment.md": environment,
     "reference/events.md": events,
     "reference/known_failures.md": known_failures,
 }

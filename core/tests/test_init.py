@@ -16,8 +16,8 @@ def test_every_public_name_is_there_and_every_lazy_one_is_public() -> None:
     namespace: dict[str, object] = {}
     exec("from elastic_core import *", namespace)
     assert {name for name in namespace if name != "__builtins__"} == set(elastic_core.__all__)
-    libraries = [*library.OFFERED, *library.OF_ELASTIC_TORCH]
-    assert elastic_core.NAMES["worker.library"].split() == sorted(libraries)
+    libraries = [*library.OFFERED]
+    assert elastic_core.NAMES["worker.library"].split() == libraries
     assert dir(elastic_core) == sorted([*elastic_core.__all__, *elastic_core._SUBMODULES, *libraries])
 
 

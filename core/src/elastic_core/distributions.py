@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,3 +38,10 @@ def may_bring(names: Iterable[str]) -> bool:
     """Return whether the file has one of these texts, in quotes; takes microseconds."""
     text = _FILE.read_text(encoding="utf-8")
     return any(f'"{name}"' in text for name in names)
+
+
+def module_of(kind: str) -> str:
+    """Return the module that the file has under ``library`` or ``names``; takes microseconds."""
+    found = re.search(f'^{kind} = "(.+)"$', _FILE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    return found[1]

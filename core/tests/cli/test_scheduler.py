@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from elastic_core.cli.run import hints_with_sources
 from elastic_core.cli.run_command import RunCommand
 from elastic_core.cli.scheduler import with_defaults
 from elastic_core.cli.settle import Flags
@@ -58,10 +57,9 @@ def flags(
         offers.append(InstalledPlugin(Group.SCHEDULERS, name, "its-scheduler", "1", point))
 
     def callback(**values: Any) -> int:
-        with hints_with_sources():
-            found = with_defaults(Flags(**values), environ, warnings.append, Catalogue(offers))
-            if found.rdzv_id == "refused":
-                raise UsageError("--rdzv_id is not allowed.", hint="Take another.")
+        found = with_defaults(Flags(**values), environ, warnings.append, Catalogue(offers))
+        if found.rdzv_id == "refused":
+            raise UsageError("--rdzv_id is not allowed.", hint="Take another.")
         seen.append(found)
         return 0
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.config.parse import node_range
-from elastic_core.config.rdzv_conf import RendezvousConf, check_spares, parse_conf, scheduler_uid
+from elastic_core.config.rdzv_conf import RendezvousConf, check_nodes, parse_conf, scheduler_uid
 from elastic_core.config.run import Timing
 from elastic_core.errors import UsageError
 from elastic_core.rendezvous.options import RendezvousOptions
@@ -145,7 +145,7 @@ def test_sizes_and_spares_are_refused_where_they_cannot_be_had(
     nnodes: str, spares: int, options: RendezvousOptions, node_rank: int | None, message: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        check_spares("mine", node_range(nnodes), spares, options, node_rank)
+        check_nodes(("mine", ""), node_range(nnodes), options, spares=spares, node_rank=node_rank)
     assert refused.value.message.startswith(message)
 
 
@@ -153,4 +153,4 @@ def test_sizes_and_spares_are_refused_where_they_cannot_be_had(
     ("nnodes", "spares", "options"), [("4:8", 0, HANDLER), ("4,6,8", 2, ANY), ("1", 1, ANY), ("1", 0, ALONE)]
 )
 def test_sizes_and_spares_are_taken_elsewhere(nnodes: str, spares: int, options: RendezvousOptions) -> None:
-    check_spares("mine", node_range(nnodes), spares, options, None)
+    check_nodes(("mine", ""), node_range(nnodes), options, spares=spares)

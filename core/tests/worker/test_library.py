@@ -34,7 +34,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch_worker._offered.cache_clear()
 
 
-@pytest.mark.parametrize("name", [*torch_worker.OFFERED, *torch_worker.OF_ELASTIC_TORCH])
+@pytest.mark.parametrize("name", torch_worker.OFFERED)
 def test_without_elastic_torch_it_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "elastic_torch", None)
     with pytest.raises(ImportError) as caught:

@@ -7,27 +7,31 @@ import math
 import os
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 import elastic_core
+from elastic_core.worker import progress
 from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
-from elastic_core.worker.progress import PERIOD, Reporter
+from elastic_core.worker.progress import PERIOD
 
 
 class Worker:
-    """A reporter with a clock of its own, and the agent's end of its channel."""
+    """A worker with a clock of its own, and the agent's end of its channel."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.agent, self.end = socket.socketpair(*KIND)
         self.agent.settimeout(0)
         self.time = 100.0
-        self.reporter = Reporter({CONTROL_VARIABLE: str(self.end.fileno())}, lambda: self.time)
+        monkeypatch.setenv(CONTROL_VARIABLE, str(self.end.fileno()))
+        monkeypatch.setattr(progress, "_process", 0)
+        monkeypatch.setattr(progress, "_sent_at", -math.inf)
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: self.time))
 
     def reports(self, **values: object) -> bool:
         self.time += 1.0
-        all_values = {"step": None, "loss": None, "samples": None, "epoch": None, **values}
-        return self.reporter.report(**all_values)  # type: ignore[arg-type]  # also what it refuses
+        return progress.report(**values)  # type: ignore[arg-type]  # also what it refuses
 
     def heard(self) -> dict[str, float]:
         packet: dict[str, float] = json.loads(self.agent.recv(4096))
@@ -35,8 +39,8 @@ class Worker:
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
-    worker = Worker()
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    worker = Worker(monkeypatch)
     with worker.agent, worker.end:
         yield worker
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from elastic_core.config.parse import Wrong
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.starter import find_starter
 from elastic_warmstart import starter as module
+from elastic_warmstart.flags import PRELOAD
 from elastic_warmstart.starter import LATER, SUCCESSOR_DELAYS_SECONDS, modules, starter
 
 
@@ -66,3 +68,10 @@ def test_the_fork_server_has_the_threads_that_workers_have(
     requests = {} if later is None else dict.fromkeys(SUCCESSOR_DELAYS_SECONDS, later)
     assert {delay: request["modules"] for delay, request in found.growth} == requests
     assert [request["learns"] for _, request in found.growth] == [number > 0 for number in range(len(requests))]
+
+
+def test_modules_are_read_from_a_list_of_names() -> None:
+    assert PRELOAD.parse("torch, a.b_c,torch") == ("torch", "a.b_c")
+    assert PRELOAD.parse("") == ()
+    with pytest.raises(Wrong, match=r"^has '\./x\.py', which cannot be a module's name$"):
+        PRELOAD.parse("torch,./x.py")

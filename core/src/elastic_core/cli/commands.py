@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,11 +16,11 @@ from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_m
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-BUILT_IN: Mapping[str, tuple[str, str]] = {
-    "run": ("run:command", "Start a program on this node as part of a job."),
-    "plugins": ("plugins:command", "List the plugins that are installed."),
+BUILT_IN: Mapping[str, str] = {
+    "run": "Start a program on this node as part of a job.",
+    "plugins": "List the plugins that are installed.",
 }
-"""Core's own commands: the module in this package with the name there, and the help in one line."""
+"""Core's own commands, each ``command`` of a module of this package, and the help in one line."""
 HELP = ("-h", "--help")
 MAX_WIDTH = 120  # columns of help; a narrower terminal has its own width
 
@@ -29,11 +29,12 @@ class Elastic(click.Group):
     """The group of all commands: core's own, and those in the entry-point group ``elastic.commands``."""
 
     def __init__(self) -> None:
+        flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
         super().__init__(
             "elastic",
             help="Launch and supervise distributed training that survives crashes, lost nodes and preemption.",
             context_settings={"help_option_names": list(HELP), "max_content_width": MAX_WIDTH},
-            params=[_version_option()],
+            params=[click.Option(["--version"], help="Show the version and exit.", callback=_show_version, **flag)],
             no_args_is_help=False,
         )
 
@@ -55,8 +56,7 @@ class Elastic(click.Group):
             PluginError: The command is not installed, cannot be imported, or is no click command.
         """
         if cmd_name in BUILT_IN:
-            module, name = BUILT_IN[cmd_name][0].split(":")
-            command = getattr(import_module(f"elastic_core.cli.{module}"), name)
+            command = import_module(f"elastic_core.cli.{cmd_name}").command
             assert isinstance(command, click.Command)
             return command
         from elastic_core.distributions import brought
@@ -105,18 +105,13 @@ class Elastic(click.Group):
     def _texts(self, ctx: click.Context) -> list[tuple[str, str]]:
         from elastic_core.distributions import described
 
-        texts = {**described("commands"), **{name: text for name, (_, text) in BUILT_IN.items()}}
+        texts = {**described("commands"), **BUILT_IN}
         return [(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
 
 
-def _version_option() -> click.Option:
-    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-        if wanted and not ctx.resilient_parsing:
-            from elastic_core.version import __version__  # a module less on the way of a launch
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from elastic_core.version import __version__  # a module less on the way of a launch
 
-            click.echo(f"elastic {__version__}")
-            ctx.exit()
-
-    return click.Option(
-        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show the version and exit."
-    )
+        click.echo(f"elastic {__version__}")
+        ctx.exit()

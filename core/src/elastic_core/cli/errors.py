@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import shutil
 import signal
 import sys
@@ -62,7 +61,9 @@ def _run(command: click.Command, arguments: Sequence[str], launches: bool) -> in
     except (KeyboardInterrupt, click.Abort):
         return signalled(signal.SIGINT)
     except Exception as exc:
-        if isinstance(exc, BrokenPipeError) and _stdout_is_closed():
+        from elastic_core.worker.channel import wait_until_ready  # a launch does without it so early
+
+        if isinstance(exc, BrokenPipeError) and wait_until_ready(sys.stdout.fileno(), 0, 0):  # closed, as by ``head``
             _silence(sys.stdout)
             return signalled(signal.SIGPIPE)
         if (missing := _exhausted(exc)) is not None:
@@ -116,13 +117,6 @@ def _failed(message: str, hint: str | None, code: int, launches: bool) -> int:
         lines = [line if line.startswith("  ") else fill(line) for line in lines]  # commands to copy stay whole
     print("\n".join(lines), file=sys.stderr)
     return code
-
-
-def _stdout_is_closed() -> bool:
-    """Whether the reader of our stdout, such as ``head``, has closed it."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _drop_unwritable(stream: TextIO) -> None:

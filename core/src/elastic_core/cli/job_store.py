@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from elastic_core.cli.option import FlagOption
-from elastic_core.cli.run import hints_with_sources
 from elastic_core.cli.settle import FLAGS, Flags, meeting_place, plugins_named
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import DEFAULT_ID
@@ -53,18 +52,17 @@ def open_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, st
             return
         given = {**given, "rdzv_backend": found.backend, "rdzv_endpoint": found.endpoint, "rdzv_id": found.job}
     flags = Flags(nnodes=_SEVERAL, **given)
-    with hints_with_sources():
-        backend, endpoint = meeting_place(flags)
-        loaded = manager.load_backend(backend, named=plugins_named(flags, os.environ))
-        options = loaded.rendezvous_options()
-        if options.handler or options.single_node:
-            why = "is a rendezvous handler of others" if options.handler else "serves one node"
-            raise NoStoreError(
-                f"The {backend} backend {why}, so there is no store in which other processes find the job.",
-                hint="Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id. An agent leaves on SIGTERM.",
-                job=flags.rdzv_id,
-            )
-        conf = parse_conf(flags.rdzv_conf, backend=backend, options=options)
+    backend, endpoint = meeting_place(flags)
+    loaded = manager.load_backend(backend, named=plugins_named(flags, os.environ))
+    options = loaded.rendezvous_options()
+    if options.handler or options.single_node:
+        why = "is a rendezvous handler of others" if options.handler else "serves one node"
+        raise NoStoreError(
+            f"The {backend} backend {why}, so there is no store in which other processes find the job.",
+            hint="Name the job's store: --rdzv_backend, --rdzv_endpoint and --rdzv_id. An agent leaves on SIGTERM.",
+            job=flags.rdzv_id,
+        )
+    conf = parse_conf(flags.rdzv_conf, backend=backend, options=options)
     token, job = job_token.read_token(os.environ, conf.token_file), flags.rdzv_id or DEFAULT_ID
     store = loaded.make_rendezvous(RendezvousParameters(backend, endpoint, job, 1, 2, token=token, config=conf.backend))
     assert isinstance(store, RendezvousBackend)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -10,9 +13,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from elastic_core.config.environment import flag_variable
+from elastic_core.config.environment import PLUGINS_VARIABLE, flag_variable
 from elastic_core.config.flag import Flag
-from elastic_core.errors import UsageError
+from elastic_core.config.parse import names
+from elastic_core.errors import PluginError, UsageError
+
+ORIGINS = "elastic_core.cli.option.origins"
+"""The key of a context's ``meta`` for the scheduler's variables from which defaults of flags come, by flag."""
 
 
 def candidates(token: str, names: Collection[str]) -> list[str]:
@@ -36,24 +43,51 @@ class FlagCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; an error gets its context, so that the hint names the right help."""
-        names = self._names(ctx)
-        ctx.token_normalize_func = partial(_full_name, names)
+        known = self._names(ctx)
+        ctx.token_normalize_func = partial(_full_name, known)
         try:
-            return super().parse_args(ctx, args)
+            with _hints_with_sources(ctx):
+                return super().parse_args(ctx, args)
         except click.UsageError as exc:
             exc.ctx = exc.ctx or ctx
             if isinstance(exc, click.NoSuchOption) and exc.option_name.startswith("--"):
-                meant = [f"--{name}" for name in candidates(exc.option_name[2:], names)]
+                meant = [f"--{name}" for name in candidates(exc.option_name[2:], known)]
                 if len(meant) > 1:
                     message = f"{exc.option_name} is short for more than one flag: {', '.join(meant)}."
                     raise UsageError(message, hint="Write as much of the name as only one of them has.") from None
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; the hint of an error names the variables from which the values come that it quotes."""
+        with _hints_with_sources(ctx):
+            return super().invoke(ctx)
 
     def _names(self, ctx: click.Context) -> set[str]:
         """Return the names of all flags, one-letter ones included, without their dashes."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         spellings = [text for option in options for text in (*option.opts, *option.secondary_opts)]
         return {text.lstrip("-").replace("-", "_") for text in spellings}
+
+
+@contextmanager
+def _hints_with_sources(context: click.Context) -> Iterator[None]:
+    """Add to the hint of an error the variables that set the flags or values which its message quotes."""
+    try:
+        yield
+    except (UsageError, PluginError) as exc:
+        flags, quoted = {*re.findall(r"--(\w+)", exc.message)}, {*re.findall(r"'([^']*)'", exc.message)}
+        for flag, value in {**context.params, **context.params.get("settings", {})}.items():
+            texts = value if isinstance(value, tuple) else (value,)
+            if quoted & {text for text in texts if isinstance(text, str)}:
+                flags.add(flag)
+        set_by = {flag: context.get_parameter_source(flag) for flag in sorted(flags)}
+        variables = [flag_variable(flag) for flag, source in set_by.items() if source is ParameterSource.ENVIRONMENT]
+        if quoted & set(names(os.environ.get(PLUGINS_VARIABLE, ""))):
+            variables.append(PLUGINS_VARIABLE)
+        variables += [source for flag, source in context.meta.get(ORIGINS, {}).items() if flag in flags]
+        sources = [f"The value comes from {variable}." for variable in variables]
+        exc.hint = "\n".join([*([exc.hint] if exc.hint else []), *sources]) or None
+        raise
 
 
 def _full_name(names: Collection[str], token: str) -> str:
@@ -83,12 +117,10 @@ class FlagOption(click.Option):
         self.name: str = flag.name
         self.flag = flag
 
-    def _read(self, ctx: click.Context, _: click.Parameter, given: Any) -> Any:
+    def _read(self, _ctx: click.Context, _: click.Parameter, given: Any) -> Any:
         """Return the value of a text; for a repeated flag, the values of all texts in one tuple."""
         if given is None or self.is_flag:
             return given
-        from_environment = ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
-        hint = f"The value comes from {self.envvar}." if from_environment else None
         if self.multiple:
-            return tuple(chain.from_iterable(self.flag.read(text, hint=hint) for text in given))
-        return self.flag.read(given, hint=hint)
+            return tuple(chain.from_iterable(self.flag.read(text) for text in given))
+        return self.flag.read(given)

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from elastic_core.cli import interrupt, scheduler
 from elastic_core.cli.run_command import CATALOGUE, RunCommand
-from elastic_core.cli.settle import PLUGINS_VARIABLE, Flags, configure, outline, plugins_named
-from elastic_core.config.environment import flag_variable
-from elastic_core.config.parse import names
-from elastic_core.errors import ElasticError, PluginError, UsageError
+from elastic_core.cli.settle import Flags, configure, outline, plugins_named
+from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.host.identity import host_name
 
 if TYPE_CHECKING:
-    from elastic_core.config.run import RunConfig
-    from elastic_core.plugins.entry_points import Catalogue
-    from elastic_core.plugins.manager import Plugins
     from elastic_core.warden.client import Warden
 
 OBSERVERS_GET = 5.0  # seconds that observers get at the end to finish with their events
@@ -42,18 +33,23 @@ def run(warden: Warden | None, **flags: Any) -> int:
         with start.begun() as warden:
             return run(warden, **flags)
     given = Flags(**flags)
-    with hints_with_sources():
-        early = None
-        with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below
-            start.begin_starter(early := outline(given, os.environ), warden)
-        _prefix_logging()
-        context = click.get_current_context(silent=True)
-        read = None if context is None else context.meta.get(CATALOGUE)
-        catalogue = read or Catalogue.read()  # once: it takes 11 ms, in which the starter begins
-        given = scheduler.with_defaults(given, os.environ, warn, catalogue)
-        if (known := outline(given, os.environ)) != early:
-            start.begin_starter(known, warden)
-        config, loaded = _complete(known, given, catalogue)
+    early = None
+    with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below
+        start.begin_starter(early := outline(given, os.environ), warden)
+    _prefix_logging()
+    context = click.get_current_context(silent=True)
+    read = None if context is None else context.meta.get(CATALOGUE)
+    catalogue = read or Catalogue.read()  # once: it takes 11 ms, in which the starter begins
+    given = scheduler.with_defaults(given, os.environ, warn, catalogue)
+    if (known := outline(given, os.environ)) != early:
+        start.begin_starter(known, warden)
+    from elastic_core.plugins.manager import load, load_backend
+
+    named = plugins_named(given, os.environ)
+    config = configure(
+        known, given, os.environ, lambda name: load_backend(name, catalogue, named).rendezvous_options(), warn
+    )
+    loaded = load(config, catalogue)
     if config.signals_to_handle is not None:
         interrupt.discard_again(but=config.signals_to_handle)  # the agent does not leave on the others
     code: int = ExitCode.JOB_FAILED
@@ -72,9 +68,11 @@ def run(warden: Warden | None, **flags: Any) -> int:
         code = exc.exit_code
         raise
     finally:
+        from elastic_core.worker.channel import wait_until_ready
+
         unfinished = loaded.close(OBSERVERS_GET)
-        if unfinished and not _is_writable(2):  # its reader has stopped, and the interpreter's end would wait for it
-            os._exit(code)
+        if unfinished and not wait_until_ready(2, select.POLLOUT, 0):
+            os._exit(code)  # the interpreter's end would wait for the reader of stderr, which has stopped
         for name in unfinished:
             click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
 
@@ -88,54 +86,7 @@ def _prefix_logging() -> None:
         logging.lastResort.setFormatter(logging.Formatter(form, "%H:%M:%S"))
 
 
-def _is_writable(descriptor: int) -> bool:
-    """Whether a write to the descriptor would not block."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(0))
-
-
 command = RunCommand(click.pass_obj(run))
-
-
-def _complete(known: RunConfig, given: Flags, catalogue: Catalogue) -> tuple[RunConfig, Plugins]:
-    """Return the whole run and its plugins."""
-    from elastic_core.plugins import manager
-
-    named = plugins_named(given, os.environ)
-    config = configure(
-        known, given, os.environ, lambda name: manager.load_backend(name, catalogue, named).rendezvous_options(), warn
-    )
-    return config, manager.load(config, catalogue)
-
-
-@contextmanager
-def hints_with_sources() -> Iterator[None]:
-    """Add to the hint of an error the variables that set the flags or values which its message quotes."""
-    try:
-        yield
-    except (UsageError, PluginError) as exc:
-        if (context := click.get_current_context(silent=True)) is not None:
-            exc.hint = _hint_with_sources(exc, context)
-        raise
-
-
-def _hint_with_sources(error: ElasticError, context: click.Context) -> str | None:
-    flags, quoted = set(re.findall(r"--(\w+)", error.message)), set(re.findall(r"'([^']*)'", error.message))
-    for flag, value in {**context.params, **context.params.get("settings", {})}.items():
-        texts = value if isinstance(value, tuple) else (value,)
-        if quoted & {text for text in texts if isinstance(text, str)}:
-            flags.add(flag)
-    variables = [
-        flag_variable(flag)
-        for flag in sorted(flags)
-        if context.get_parameter_source(flag) is ParameterSource.ENVIRONMENT
-    ]
-    if quoted & set(names(os.environ.get(PLUGINS_VARIABLE, ""))):
-        variables.append(PLUGINS_VARIABLE)
-    variables += [source for flag, source in scheduler.origins(context).items() if flag in flags]
-    sources = [f"The value comes from {variable}." for variable in variables]
-    return "\n".join([*([error.hint] if error.hint else []), *sources]) or None
 
 
 def warn(warning: str) -> None:

@@ -68,7 +68,7 @@ class RunCommand(FlagCommand):
         variables = {name.removeprefix(FLAG_PREFIX).lower() for name in os.environ if name.startswith(FLAG_PREFIX)}
         if others := variables - _NAMES or ctx.resilient_parsing or self._has_other_flags(ctx, args):
             self._read_plugins_flags(ctx, args)
-        declared = plugins_flags(ctx)
+        declared: Mapping[str, Flag[Any]] = ctx.meta.get(_DECLARED, {})
         try:
             left = super().parse_args(ctx, args)
         except click.NoSuchOption as exc:
@@ -131,7 +131,7 @@ class RunCommand(FlagCommand):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags into the help, section by section."""
-        flags = arrange(FLAGS, plugins_flags(ctx).values())
+        flags = arrange(FLAGS, ctx.meta.get(_DECLARED, {}).values())
         for title, members in groupby(flags, key=lambda flag: flag.section):
             with formatter.section(title):
                 self._write(ctx, formatter, members)
@@ -140,12 +140,6 @@ class RunCommand(FlagCommand):
         options = {option.name: option for option in self.get_params(ctx)}
         records = [options[flag.name].get_help_record(ctx) for flag in flags]
         formatter.write_dl([record for record in records if record], col_max=27)
-
-
-def plugins_flags(ctx: click.Context) -> Mapping[str, Flag[Any]]:
-    """Return the plugins' flags that were read for a command line, by name."""
-    found: Mapping[str, Flag[Any]] = ctx.meta.get(_DECLARED, {})
-    return found
 
 
 def _refuse_missing(names: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from elastic_core.cli.option import ORIGINS
 from elastic_core.cli.settle import FLAGS, Flags
 from elastic_core.distributions import brought, described, may_bring
 from elastic_core.errors import PluginError, did_you_mean, how_to_install
@@ -19,18 +20,15 @@ if TYPE_CHECKING:
 CONF = "rdzv_conf"
 PLACE = ("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr")
 """With one of these flags a command says how nodes meet, and needs no scheduler's plugin."""
-_ORIGINS = "elastic_core.cli.scheduler.origins"
 
 
-def with_defaults(
-    flags: Flags, environ: Mapping[str, str], warn: Callable[[str], None], catalogue: Catalogue | None = None
-) -> Flags:
+def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str], None], catalogue: Catalogue) -> Flags:
     """Return the flags with the defaults of the scheduler in whose job this process runs.
 
     That is the first installed plugin, by name, one of whose variables is set: the extras of its entry point name them,
     so that no other plugin is imported. Flags on the command line, or in ``PET_<FLAG>``, win; of ``--rdzv_conf``, each
     key. Where the plugin of a known scheduler is not installed, and no flag says where nodes meet, ``warn`` is called
-    with a sentence. ``catalogue`` has the installed plugins; None to read it.
+    with a sentence. ``catalogue`` has the installed plugins.
 
     Raises:
         UsageError: The plugin says that the command cannot be meant.
@@ -40,9 +38,8 @@ def with_defaults(
     if context is None:
         return flags
     from elastic_core.plugins import manager
-    from elastic_core.plugins.entry_points import Catalogue, Group, load
+    from elastic_core.plugins.entry_points import Group, load
 
-    catalogue = catalogue or Catalogue.read()
     offers = catalogue.offers(Group.SCHEDULERS)
     offer = next((each for each in offers if any(environ.get(name) for name in each.entry_point.extras)), None)
     if offer is None and not may_bring(environ):
@@ -68,7 +65,7 @@ def with_defaults(
     if CONF in used:
         text, origin = used[CONF]
         used[CONF] = ",".join(filter(None, [*_pairs_left(text, flags.rdzv_conf), flags.rdzv_conf])), origin
-    context.meta[_ORIGINS] = {flag: origin for flag, (_, origin) in used.items()}
+    context.meta[ORIGINS] = {flag: origin for flag, (_, origin) in used.items()}
     return replace(flags, **{flag: known[flag].read(text) for flag, (text, _) in used.items()})
 
 
@@ -87,9 +84,3 @@ def _pairs_left(text: str, given: str) -> list[str]:
     """Return the pairs of a default of ``--rdzv_conf`` whose keys are not ``given``."""
     keys = {pair.partition("=")[0].strip() for pair in given.split(",")}
     return [pair for pair in text.split(",") if pair.partition("=")[0].strip() not in keys]
-
-
-def origins(context: click.Context) -> Mapping[str, str]:
-    """Return the scheduler's variables of each flag that :func:`with_defaults` has set."""
-    found: Mapping[str, str] = context.meta.get(_ORIGINS, {})
-    return found

@@ -12,10 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from elastic_core.cli import program
 from elastic_core.config import parse, rdzv_conf
+from elastic_core.config.environment import PLUGINS_VARIABLE
 from elastic_core.config.flag import JOB, PLUGINS, PROGRAM, RENDEZVOUS, SECTIONS, TORCHRUN, Flag, flags_in
 from elastic_core.config.parse import NodeRange, names
+from elastic_core.config.program import find_program
 from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
 from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
 from elastic_core.errors import PluginError, UsageError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions
 
 MASTER_PORT = 29500
-PLUGINS_VARIABLE = "ELASTIC_PLUGINS"
 LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # for --pass_local_rank; each worker's start fills in its rank
 
 
@@ -132,7 +132,7 @@ def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
     return RunConfig(
         **{
             **{item.name: getattr(flags, item.name) for item in fields(PlainSettings)},
-            "program": program.find(flags.script, arguments, **ways),
+            "program": find_program(flags.script, arguments, **ways),
             "nproc_per_node": _count_workers(flags.nproc_per_node, environ),
             "max_restarts": default if flags.max_restarts is None else flags.max_restarts,
             "shutdown_timeout": rdzv_conf.shutdown_timeout(flags.shutdown_timeout, environ),
@@ -164,13 +164,13 @@ def configure(
         for local_rank in range(known.nproc_per_node):
             only_device(local_rank, environ, Machine())  # or an error
     backend, endpoint = meeting_place(flags)
-    if flags.standalone and _starts_a_store(flags.rdzv_backend, options_of):
-        backend = flags.rdzv_backend or LOCAL
+    with suppress(PluginError):  # no other backend is used for --standalone than one that starts a store
+        if flags.standalone and flags.rdzv_backend and options_of(flags.rdzv_backend).standalone:
+            backend = flags.rdzv_backend
     options = options_of(backend)
     node_rank = (flags.node_rank or 0) if backend in NUMBERED else None
-    rdzv_conf.check_node_rank(node_rank, flags.nnodes)
-    rdzv_conf.check_reach(backend, endpoint, flags.nnodes, options, standalone=flags.standalone)
-    rdzv_conf.check_spares(backend, flags.nnodes, flags.spares, options, node_rank)
+    nodes = {"spares": flags.spares, "node_rank": node_rank, "standalone": flags.standalone}
+    rdzv_conf.check_nodes((backend, endpoint), flags.nnodes, options, **nodes)
     conf = rdzv_conf.parse_conf(flags.rdzv_conf, backend=backend, options=options)
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)
@@ -215,13 +215,10 @@ def meeting_place(flags: Flags) -> tuple[str, str]:
     Raises:
         UsageError: The backend does not follow from the endpoint, or nodes cannot meet there.
     """
-    return (LOCAL, "") if stands_alone(flags) else rdzv_conf.settle(*_named_place(flags), flags.nnodes)
-
-
-def stands_alone(flags: Flags) -> bool:
-    """Whether no other node can join the job; torchrun gives such a job a free port and a new id."""
     unsaid = flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint and flags.master_port is None
-    return flags.standalone or (unsaid and flags.nnodes.most == 1)
+    if flags.standalone or (unsaid and flags.nnodes.most == 1):  # no other node can join
+        return LOCAL, ""
+    return rdzv_conf.settle(*_named_place(flags), flags.nnodes)
 
 
 def _named_place(flags: Flags) -> tuple[str, str]:
@@ -244,14 +241,6 @@ def _named_place(flags: Flags) -> tuple[str, str]:
         f"--rdzv_endpoint {flags.rdzv_endpoint!r} is not of the form HOST[:PORT], so the backend must be named.",
         hint=f"For a shared directory: --rdzv_backend=file --rdzv_endpoint={flags.rdzv_endpoint}",
     )
-
-
-def _starts_a_store(backend: str | None, options_of: Callable[[str], RendezvousOptions]) -> bool:
-    """Whether a backend starts a store for ``--standalone``; any other backend is not used then."""
-    try:
-        return backend is not None and options_of(backend).standalone
-    except PluginError:
-        return False
 
 
 def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[str]:

@@ -54,17 +54,12 @@ class Flag(Generic[T_co]):
         """Whether the flag takes no value."""
         return self.parse is parsers.switch
 
-    @property
-    def spellings(self) -> tuple[str, ...]:
-        """The forms in which a command line has the flag."""
-        return tuple(filter(None, (f"--{self.name}", self.short, self.off and f"--{self.off}")))
-
-    def read(self, text: str, *, hint: str | None = None) -> T_co:
+    def read(self, text: str) -> T_co:
         """Return the value of a text, or raise UsageError."""
         try:
             return self.parse(text)
         except ValueError as wrong:  # Wrong, or another one of a plugin's parser
-            raise UsageError(f"--{self.name} {text!r} {wrong}.{getattr(wrong, 'suggestion', '')}", hint=hint) from None
+            raise UsageError(f"--{self.name} {text!r} {wrong}.{getattr(wrong, 'suggestion', '')}") from None
 
     def accept(self, value: Any) -> T_co:
         """Return the value for one that is given in Python, where a text stands for its value as on the command line.
@@ -125,10 +120,10 @@ SECTIONS = (JOB, RENDEZVOUS, PROGRAM, PLACEMENT, FAILURE, OUTPUT, PROGRESS, PLUG
 
 def flags_in(record: type) -> list[Flag[Any]]:
     """Return the flags that the fields of a dataclass declare, without those of its base class."""
-    found = {item.name: item.metadata["flag"] for item in fields(record) if item.metadata.get("flag")}
-    for name, flag in found.items():
-        flag.name = name
-    return [flag for name, flag in found.items() if name in record.__annotations__]
+    declared = [item for item in fields(record) if item.name in record.__annotations__ and "flag" in item.metadata]
+    for item in declared:
+        item.metadata["flag"].name = item.name
+    return [item.metadata["flag"] for item in declared]
 
 
 def arrange(flags: Iterable[Flag[Any]], more: Iterable[Flag[Any]] = ()) -> list[Flag[Any]]:

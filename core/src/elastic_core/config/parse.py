@@ -252,15 +252,6 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
 
-def modules(text: str) -> tuple[str, ...]:
-    """Parse names of modules, separated by commas; '' for none."""
-    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    for name in found:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise Wrong(f"has {name!r}, which cannot be a module's name")
-    return found
-
-
 def on_node_loss(text: str) -> OnNodeLoss:
     """Parse ``replace`` or ``fail``."""
     return OnNodeLoss(one_of([choice.value for choice in OnNodeLoss], text))

@@ -132,13 +132,11 @@ def settle(backend: str, endpoint: str, nnodes: NodeRange) -> tuple[str, str]:
     Raises:
         UsageError: The port is 0, and the job has more than one node.
     """
-    port_is_free = False
+    port = None
     with suppress(ValueError):
         _, port = split_host_port(endpoint)
-        port_is_free = port is not None and port != "" and not port.strip("0")
-    if not (backend == "c10d" and not endpoint) and not (backend in ("c10d", "static") and port_is_free):
-        return backend, endpoint
-    if nnodes.most == 1:
+    port_is_free = backend in ("c10d", STATIC) and bool(port) and not str(port).strip("0")
+    if nnodes.most == 1 and (port_is_free or (backend == "c10d" and not endpoint)):
         return LOCAL, ""
     if port_is_free:
         raise UsageError(
@@ -148,78 +146,63 @@ def settle(backend: str, endpoint: str, nnodes: NodeRange) -> tuple[str, str]:
     return backend, endpoint
 
 
-def check_reach(
-    backend: str, endpoint: str, nnodes: NodeRange, options: RendezvousOptions, *, standalone: bool = False
+def check_nodes(
+    place: tuple[str, str],
+    nnodes: NodeRange,
+    options: RendezvousOptions,
+    *,
+    spares: int = 0,
+    node_rank: int | None = None,
+    standalone: bool = False,
 ) -> None:
-    """Refuse a backend at which the nodes cannot meet.
+    """Refuse nodes, spares and an endpoint that a backend cannot have.
+
+    Args:
+        place: The backend and the endpoint.
+        nnodes, spares: As the flags.
+        options: The backend's.
+        node_rank: The number of a node that is numbered by hand, else None.
+        standalone: Whether no other node can join, so that no endpoint is needed.
 
     Raises:
-        UsageError: The backend needs an endpoint, takes none, or serves one node only.
+        UsageError: The nodes cannot meet there, or not so many of them.
     """
-    if options.endpoint_required and not (endpoint or standalone):
+    (backend, endpoint), given = place, f"--nnodes {str(nnodes)!r}"
+    meet = "Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them."
+    if node_rank is not None and nnodes.least != nnodes.most:
         raise UsageError(
-            f"--rdzv_backend {backend!r} needs an endpoint.", hint=f"Add --rdzv_endpoint={options.endpoint}."
+            f"{given}: nodes that are numbered by hand cannot come and go.",
+            hint="Give one number, or leave out --node_rank and use another --rdzv_backend.",
         )
+    if node_rank is not None and not 0 <= node_rank < nnodes.most:
+        raise UsageError(f"--node_rank {node_rank}: with --nnodes={nnodes} the last one is {nnodes.most - 1}.")
+    if options.endpoint_required and not (endpoint or standalone):
+        hint = f"Add --rdzv_endpoint={options.endpoint}."
+        raise UsageError(f"--rdzv_backend {backend!r} needs an endpoint.", hint=hint)
     if endpoint and not options.endpoint:
         raise UsageError(
             f"--rdzv_endpoint {endpoint!r}: the {backend} backend takes no endpoint.",
             hint="Leave it out. A plugin declares what its backend takes by elastic_rendezvous_options.",
         )
     if nnodes.most > 1 and standalone:
-        raise UsageError(
-            f"--nnodes {str(nnodes)!r}: with --standalone no other node can join.",
-            hint="Did you mean to leave out --standalone?",
-        )
+        hint = "Did you mean to leave out --standalone?"
+        raise UsageError(f"{given}: with --standalone no other node can join.", hint=hint)
     if nnodes.most > 1 and options.single_node:
-        raise UsageError(
-            f"--nnodes {str(nnodes)!r}: with the {backend} backend no other node can join.",
-            hint="Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them.",
-        )
-
-
-def check_spares(
-    backend: str, nnodes: NodeRange, spares: int, options: RendezvousOptions, node_rank: int | None
-) -> None:
-    """Refuse sizes and spares where they cannot be had.
-
-    Raises:
-        UsageError: The backend is a foreign rendezvous handler, which knows a minimum and a maximum only, or no node
-            can be a spare.
-    """
+        raise UsageError(f"{given}: with the {backend} backend no other node can join.", hint=meet)
     if options.handler and (nnodes.sizes or spares):
-        given = f"--nnodes {str(nnodes)!r}" if nnodes.sizes else f"--spares={spares}"
         raise UsageError(
-            f"{given}: the {backend} backend is a rendezvous handler that decides by itself which nodes form a round, "
-            "and takes only a minimum and a maximum.",
+            f"{given if nnodes.sizes else f'--spares={spares}'}: the {backend} backend is a rendezvous handler that "
+            "decides by itself which nodes form a round, and takes only a minimum and a maximum.",
             hint=f"Write --nnodes={nnodes.least}:{nnodes.most} without --spares, or use a backend of Elastic's.",
         )
     if spares and options.single_node:
-        raise UsageError(
-            f"--spares={spares}: with the {backend} backend no other node can join, so there is no spare.",
-            hint="Say where the nodes meet, e.g. --rdzv_endpoint=HOST[:PORT], the host being one of them.",
-        )
+        what = f"--spares={spares}: with the {backend} backend no other node can join, so there is no spare."
+        raise UsageError(what, hint=meet)
     if spares and node_rank is not None:
         raise UsageError(
             f"--spares={spares}: nodes that are numbered by hand have no spares: a spare has no number.",
             hint="Leave out --node_rank and use another --rdzv_backend.",
         )
-
-
-def check_node_rank(node_rank: int | None, nnodes: NodeRange) -> None:
-    """Refuse a rank that a node numbered by hand cannot have; None where nodes are not numbered by hand.
-
-    Raises:
-        UsageError: The rank is out of range, or the number of nodes is not fixed.
-    """
-    if node_rank is None:
-        return
-    if nnodes.least != nnodes.most:
-        raise UsageError(
-            f"--nnodes {str(nnodes)!r}: nodes that are numbered by hand cannot come and go.",
-            hint="Give one number, or leave out --node_rank and use another --rdzv_backend.",
-        )
-    if not 0 <= node_rank < nnodes.most:
-        raise UsageError(f"--node_rank {node_rank}: with --nnodes={nnodes} the last one is {nnodes.most - 1}.")
 
 
 def shutdown_timeout(given: float | None, environ: Mapping[str, str]) -> float:

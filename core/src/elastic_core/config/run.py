@@ -224,12 +224,8 @@ class RunConfig(PlainSettings):
         for name in ("rdzv_id", "rdzv_backend"):
             if not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty.", hint="Give it a name.")
-        shown = self.local_ranks_filter or ()
-        for name, ranks in (
-            ("redirects", self.redirects.by_rank),
-            ("tee", self.tee.by_rank),
-            ("local_ranks_filter", shown),
-        ):
+        named = {"redirects": self.redirects.by_rank, "tee": self.tee.by_rank}
+        for name, ranks in {**named, "local_ranks_filter": self.local_ranks_filter or ()}.items():
             if (last := max(ranks, default=0)) >= self.nproc_per_node:
                 raise UsageError(
                     f"--{name} names local rank {last}, but with --nproc_per_node={self.nproc_per_node} the last one "

@@ -43,8 +43,8 @@ def open_channel(environ: Mapping[str, str] = os.environ) -> Iterator[socket.soc
         end.detach()
 
 
-def wait_until_ready(end: socket.socket, event: int, seconds: float) -> bool:
-    """Wait for ``seconds`` until a socket has an event of :mod:`select`, such as POLLIN; whether it has."""
+def wait_until_ready(end: socket.socket | int, event: int, seconds: float) -> bool:
+    """Wait for ``seconds`` until a descriptor has an event of :mod:`select`, such as POLLIN; whether it has."""
     poll = select.poll()
     poll.register(end, event)
     return bool(poll.poll(max(0.0, seconds) * 1000))

@@ -17,6 +17,7 @@ imported here would stay in the worker. So only modules that the interpreter has
 are imported at first; the others once the program has failed.
 """
 
+import _signal  # type: ignore[import-not-found]  # whose functions those of signal call
 import atexit
 import io
 import os
@@ -137,8 +138,6 @@ class FailureRecorder:
         sys.exit, os._exit = exit, _exit
 
     def _watch_handler_of_sigterm(self) -> None:
-        import _signal  # type: ignore[import-not-found]  # whose functions those of signal call
-
         set_handler, get_handler = _signal.signal, _signal.getsignal
 
         def signal(signum: int, handler: "Any", /) -> "Any":
@@ -195,17 +194,13 @@ class FailureRecorder:
 
     def _put_off_requests_to_end(self) -> None:
         """Let ``atexit`` functions finish, such as a tracker's, although the agent stops the round at once."""
-        import signal
-
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_requested", True))
+        _signal.signal(SIGTERM, lambda *_: setattr(self, "_requested", True))
 
     def _end_if_requested(self) -> None:
-        import signal
-
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _signal.signal(SIGTERM, _signal.SIG_DFL)
         if self._requested:
             _flush()  # what atexit functions have printed
-            os.kill(self._process, signal.SIGTERM)
+            os.kill(self._process, SIGTERM)
 
     def _report(self, packet: bytes) -> None:
         """Send the agent a packet, without waiting. A script may have closed the descriptor, or may use its number."""
@@ -292,7 +287,6 @@ def _record(
     how: str, error: "BaseException | None", code: int, text: str, before: "dict[str, Any]"
 ) -> "dict[str, Any]":
     """Return the contents of the error file; ``before`` is what it holds of the same exception or of a thread's."""
-    import time
     import traceback
 
     if error is None and not text and before.get(MEMBER, {}).get("by") == THREAD:

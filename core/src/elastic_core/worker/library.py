@@ -1,7 +1,7 @@
 """Finds the library that implements ``elastic_core.TrainState`` and ``init_process_group`` when they are first used.
 
-The plugins that the run names are asked by the worker's hooks, and elastic-torch comes last. It is imported by name:
-pluggy, and a search of what is installed, would double the time of a start from a fork.
+The plugins that the run names are asked by the worker's hooks, and elastic-torch comes last. ``distributions.toml``
+names its module: pluggy, and a search of what is installed, would double the time of a start from a fork.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from elastic_core.distributions import module_of
 from elastic_core.errors import did_you_mean, how_to_install
 
 if TYPE_CHECKING:
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
     TrainState: Any
     init_process_group: Any
 
-OFFERED = {"TrainState": "elastic_train_state", "init_process_group": "elastic_init_process_group"}
-"""The names that a library implements, ``elastic_torch`` by default, and the hook that is asked for each."""
-OF_ELASTIC_TORCH = ("ElasticDistributedSampler",)  # names of ``elastic_torch``, which no plugin is asked for
+OFFERED = {
+    "ElasticDistributedSampler": "",
+    "TrainState": "elastic_train_state",
+    "init_process_group": "elastic_init_process_group",
+}
+"""The names that the default library implements, and the hook that is asked for each; '' for none."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in OF_ELASTIC_TORCH:
-        return from_elastic_torch(name)
     if name not in OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _offered(name)
@@ -66,23 +68,15 @@ def _warn(text: str) -> None:
 @functools.cache
 def _offered(name: str) -> Any:
     named = [word for text in os.environ.get("ELASTIC_PLUGINS", "").split(",") if (word := text.strip())]
-    if named and (answer := plugins_in_worker(named).first_answer(OFFERED[name])) is not None:
+    hook = OFFERED[name]
+    if named and hook and (answer := plugins_in_worker(named).first_answer(hook)) is not None:
         return answer
-    return from_elastic_torch(name)
-
-
-def from_elastic_torch(name: str) -> Any:
-    """Return a name of elastic-torch.
-
-    Raises:
-        ImportError: It is not installed, or torch is not.
-    """
-    return getattr(_import_for(f"elastic.{name}", "elastic_torch"), name)
+    return getattr(_import_for(f"elastic.{name}", "library"), name)
 
 
 def added_names(wanted: str) -> Any:
     """Return elastic-torchrun's table of the names that it adds to our packages; ImportError if it is not installed."""
-    return _import_for(f"{wanted}, if it is one of torch's names,", "elastic_torchrun.torch_names")
+    return _import_for(f"{wanted}, if it is one of torch's names,", "names")
 
 
 def added_name(module: str, name: str) -> Any:
@@ -94,7 +88,8 @@ def added_name(module: str, name: str) -> Any:
     return names.find_name(module, name)
 
 
-def _import_for(wanted: str, module: str) -> ModuleType:
+def _import_for(wanted: str, kind: str) -> ModuleType:
+    module = module_of(kind)
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:

@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import os
-import socket
 import time
-from collections.abc import Callable, Mapping
 from typing import SupportsFloat, SupportsIndex
 
 from elastic_core.progress import check_report
-from elastic_core.worker.channel import PROGRESS, open_channel
+from elastic_core.worker.channel import PROGRESS, open_channel, send
 
 PERIOD = 0.1  # seconds between two reports that are sent
 
-
-class Reporter:
-    """Sends one worker's reports.
-
-    Args:
-        environ: Where the channel's number is.
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(self, environ: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic) -> None:
-        self._environ, self._clock, self._process = environ, clock, os.getpid()
-        self._sent_at = -math.inf
-
-    def report(
-        self,
-        step: SupportsIndex | None,
-        loss: SupportsFloat | None,
-        samples: SupportsIndex | None,
-        epoch: SupportsFloat | None,
-    ) -> bool:
-        """See :func:`report`."""
-        now = self._clock()
-        if now - self._sent_at < PERIOD or os.getpid() != self._process:
-            return False
-        try:
-            values = {
-                "step": None if step is None else operator.index(step),
-                "loss": None if loss is None else float(loss),
-                "samples": None if samples is None else operator.index(samples),
-                "epoch": None if epoch is None else float(epoch),
-            }
-            check_report(values)
-        except (TypeError, ValueError, OverflowError) as exc:
-            raise ValueError(f"report(step={step!r}, samples={samples!r}, epoch={epoch!r}): {exc}.") from None
-        packet = {"type": PROGRESS, **{name: value for name, value in values.items() if value is not None}}
-        with open_channel(self._environ) as agent:
-            if agent is None:
-                return False
-            try:
-                agent.send(json.dumps(packet).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except OSError:  # the agent is too far behind, or gone
-                return False
-        self._sent_at = now
-        return True
-
-
-_own: Reporter | None = None
+_process = 0  # the first that reports; a starter that imports this module does not
+_sent_at = -math.inf
 
 
 def report(
@@ -89,7 +41,23 @@ def report(
     Raises:
         ValueError: A value is no number, or out of range, or there is none.
     """
-    global _own  # made by the worker, and not by a starter that imports this module
-    if _own is None:
-        _own = Reporter()
-    return _own.report(step, loss, samples, epoch)
+    global _process, _sent_at
+    now, _process = time.monotonic(), _process or os.getpid()
+    if now - _sent_at < PERIOD or os.getpid() != _process:
+        return False
+    try:
+        values = {
+            "step": None if step is None else operator.index(step),
+            "loss": None if loss is None else float(loss),
+            "samples": None if samples is None else operator.index(samples),
+            "epoch": None if epoch is None else float(epoch),
+        }
+        check_report(values)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise ValueError(f"report(step={step!r}, samples={samples!r}, epoch={epoch!r}): {exc}.") from None
+    packet = {"type": PROGRESS, **{name: value for name, value in values.items() if value is not None}}
+    with open_channel() as agent:
+        if agent is None or not send(agent, packet):
+            return False
+    _sent_at = now
+    return True

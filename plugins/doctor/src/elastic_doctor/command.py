@@ -16,13 +16,12 @@ from elastic_core.cli import (
     FlagCommand,
     FlagOption,
     Flags,
-    hints_with_sources,
     meeting_place,
     plugins_named,
     warn,
     without_effect,
 )
-from elastic_core.config import NUMBERED, check_reach, parse_conf
+from elastic_core.config import NUMBERED, check_nodes, parse_conf
 from elastic_core.config.parse import NodeRange
 from elastic_core.exit_codes import signalled
 from elastic_core.host import has_colours
@@ -75,8 +74,7 @@ def doctor(*, as_json: bool, **given: Any) -> int:
 
     known = {item.name for item in fields(Flags)}
     flags = Flags(nnodes=SEVERAL, **{name: value for name, value in given.items() if name in known})
-    with hints_with_sources():
-        subject = subject_of(flags)
+    subject = subject_of(flags)
     backend, endpoint = subject.params.backend, subject.params.endpoint
     findings: list[Finding] = []
     width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
@@ -114,7 +112,7 @@ def subject_of(flags: Flags) -> Subject:
     loaded = load_backend(backend, catalogue, plugins_named(flags, os.environ))
     options = loaded.rendezvous_options()
     nnodes = NodeRange(1, 1) if options.single_node else SEVERAL
-    check_reach(backend, endpoint, nnodes, options)
+    check_nodes((backend, endpoint), nnodes, options)
     conf = parse_conf(flags.rdzv_conf, backend=backend, options=options)
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
         warn(warning)

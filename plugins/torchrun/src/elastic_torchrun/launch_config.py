@@ -25,9 +25,7 @@ from elastic_core.config import (
     Program,
     ProgramKind,
     RunConfig,
-    check_node_rank,
-    check_reach,
-    check_spares,
+    check_nodes,
     flags_in,
     parse,
     parse_conf,
@@ -176,13 +174,11 @@ def configure(config: LaunchConfig) -> RunConfig:
         )
     rank = _whole("rdzv_configs rank", given.pop("rank", 0)) if numbered else None
     node_rank = rank if backend in NUMBERED else None
-    check_node_rank(node_rank, nnodes)
     if config.rdzv_timeout != -1:
         given.setdefault("timeout" if options.handler else "join_timeout", config.rdzv_timeout)
     text = ",".join(f"{key}={value}" for key, value in given.items())
     conf = parse_conf(text, backend=backend, options=options)
-    check_reach(backend, endpoint, nnodes, options)
-    check_spares(backend, nnodes, config.flags.get("spares", 0), options, node_rank)
+    check_nodes((backend, endpoint), nnodes, options, spares=config.flags.get("spares", 0), node_rank=node_rank)
     for warning in (*conf.without_effect, *without_effect(config)):
         warn(warning)
     logs = logs_of(config.logs_specs, config.log_dir, config.redirects, config.tee)

@@ -7,7 +7,17 @@ from typing import Any
 
 from elastic_core import hookimpl
 from elastic_core.config import Flag
-from elastic_core.config.parse import modules, switch
+from elastic_core.config.parse import Wrong, switch
+
+
+def modules(text: str) -> tuple[str, ...]:
+    """Parse names of modules, separated by commas; '' for none."""
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in found:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise Wrong(f"has {name!r}, which cannot be a module's name")
+    return found
+
 
 WARM_START: Flag[bool] = Flag(
     name="warm_start",

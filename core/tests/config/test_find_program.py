@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.cli.program import find
-from elastic_core.config.program import Program, ProgramKind
+from elastic_core.config.program import Program, ProgramKind, find_program
 from elastic_core.errors import UsageError
 
 
@@ -27,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def program(target: str | None, *, module: bool = False, no_python: bool = False) -> Program:
-    return find(target, ("--lr", "1"), module=module, no_python=no_python)
+    return find_program(target, ("--lr", "1"), module=module, no_python=no_python)
 
 
 @pytest.mark.parametrize("target", ["train.py", "./train.py", "runnable"])
@@ -43,7 +42,7 @@ def test_a_module_is_found_without_being_imported(target: str) -> None:
 
 
 def test_run_path_wins_over_no_python_as_under_torchrun() -> None:
-    found = find("train.py", (), module=False, no_python=True, run_path=True)
+    found = find_program("train.py", (), module=False, no_python=True, run_path=True)
     assert found == Program(ProgramKind.RUN_PATH, "train.py", ())
 
 
