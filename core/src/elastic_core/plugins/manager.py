@@ -24,7 +24,7 @@ from elastic_core.config.program import Program
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
 from elastic_core.events import Event, Level
-from elastic_core.gates import JoinGate, StartGate
+from elastic_core.gates import JoinedRun, JoinGate, StartGate
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict, strictest
 from elastic_core.plugins import builtin, entry_points
@@ -38,7 +38,6 @@ from elastic_core.rendezvous.seal import protect
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-    from pathlib import Path
 
     from elastic_core.monitors import RunningRound
     from elastic_core.protocol.roster import NodeInfo
@@ -236,20 +235,9 @@ class Plugins:
         """Queue an event for the observers. Never blocks. The first notice starts their threads."""
         self._observers.tell("elastic_observe", event=event)
 
-    def run_starts(
-        self,
-        config: RunConfig,
-        run_uid: str,
-        node: NodeInfo,
-        log_dir: Path | None,
-        leave: Callable[[str, float], None],
-        publish: Callable[[Event], None],
-        describe: Callable[[], str],
-        connect: Callable[[], RendezvousBackend] | None,
-    ) -> None:
+    def run_starts(self, run: JoinedRun) -> None:
         """Queue the notice that this node has joined a run. Never blocks."""
-        facts = {"config": config, "run_uid": run_uid, "node": node, "log_dir": log_dir, "leave": leave}
-        self._observers.tell("elastic_run_starts", **facts, publish=publish, describe=describe, connect=connect)
+        self._observers.tell("elastic_run_starts", run=run)
 
     def round_starts(self, round: RunningRound) -> None:
         """Show a round that is about to start workers on this node to the monitors. Raises nothing."""
