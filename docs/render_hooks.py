@@ -27,7 +27,7 @@ they are used, and has a table of their threads and time limits.
 This page is made from the docstrings in [`elastic_core.hookspecs`](../../core/src/elastic_core/hookspecs.py) by
 `python docs/render_hooks.py`; change them there. It describes version {major}.{minor} of the hook specs. An
 implementation may leave out arguments that it does not need. Unless a contract says otherwise, one that raises fails
-the run, naming the plugin.
+the run: an `ElasticError` as it is, any other error as a `PluginError` that names the plugin, with exit code 2.
 """
 FAMILY = re.compile(r"# (\d+\. .+?) -+")
 DEFINITION = re.compile(r"def (elastic_\w+)\(")

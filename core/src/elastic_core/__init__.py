@@ -75,7 +75,7 @@ NAMES = {
     "config.run": "RunConfig",
     "errors": "ElasticError PluginError RendezvousClosedError RendezvousConnectionError RendezvousError "
     "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UnhealthyNodeError UsageError",
-    "gates": "JoinGate StartGate",
+    "gates": "JoinGate JoinedRun StartGate",
     "hookspecs": "hookimpl",
     "monitors": "LineReader RunningRound",
     "rendezvous.backend": "RendezvousBackend",

@@ -1,6 +1,7 @@
-"""The two gates of a node, as plugins see them: before it joins its job, and before workers start.
+"""The two gates of a node, as plugins see them: before it joins its job, and before workers start; and the run joined.
 
-``elastic_before_join`` gets a :class:`JoinGate`, and ``elastic_before_start`` a :class:`StartGate`.
+``elastic_before_join`` gets a :class:`JoinGate`, ``elastic_run_starts`` a :class:`JoinedRun`, and
+``elastic_before_start`` a :class:`StartGate`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 from elastic_core.events import Event
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elastic_core.config.run import RunConfig
+    from elastic_core.protocol.roster import NodeInfo
+    from elastic_core.rendezvous.backend import RendezvousBackend
 
 CHECK_MAX_SECONDS = 60.0  # that a check may take from one :meth:`JoinGate.wait` to the next
 _LOOK_SECONDS = 0.05
@@ -95,6 +100,20 @@ class JoinGate:
     def seconds_left(self) -> float:
         """Return for how long the check may go on without a call of :meth:`wait`; 0 if it has taken too long."""
         return min(max(0.0, self._due - time.monotonic()), CHECK_MAX_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedRun:
+    """A run that this node has joined; ``hookspecs.elastic_run_starts`` describes the fields."""
+
+    config: RunConfig
+    run_uid: str
+    node: NodeInfo
+    log_dir: Path | None = None
+    leave: Callable[[str, float], None] = lambda why, seconds: None
+    publish: Callable[[Event], None] = _ignore
+    describe: Callable[[], str] = str
+    connect: Callable[[], RendezvousBackend] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ object (module, class instance) with functions of these names marked by :data:`h
 registered through these hooks and nowhere else.
 
 All hooks run in the agent's process, except the two of family 4 that run in workers, and ``elastic_find_job``. Unless
-a contract says otherwise, a hook that raises fails the run, and the error names the plugin.
+a contract says otherwise, a hook that raises fails the run: an ElasticError as it is, any other error as a
+``PluginError`` that names the plugin, with exit code 2.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from elastic_core.assignment import Assignment
     from elastic_core.config.flag import Flag
     from elastic_core.config.program import Program
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
-    from elastic_core.gates import JoinGate, StartGate
+    from elastic_core.gates import JoinedRun, JoinGate, StartGate
     from elastic_core.incidents import Explanation, History, Incident, Verdict
     from elastic_core.monitors import LeftMemory, RunningRound
     from elastic_core.protocol.roster import NodeInfo
@@ -70,8 +69,6 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend |
             The run ends at once if the error is ``lasting``, and for an embedded store or a handler, which wait by
             themselves.
         UsageError: The endpoint or an option is wrong. Ends the run with exit code 2.
-        PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
-            2.
     """
 
 
@@ -156,17 +153,8 @@ def elastic_observe(event: Event) -> None:
 
 
 @hookspec
-def elastic_run_starts(
-    config: RunConfig,
-    run_uid: str,
-    node: NodeInfo,
-    log_dir: Path | None,
-    leave: Callable[[str, float], None],
-    publish: Callable[[Event], None],
-    describe: Callable[[], str],
-    connect: Callable[[], RendezvousBackend] | None,
-) -> None:
-    """Receive the notice that this node has joined a run, under the name ``node``.
+def elastic_run_starts(run: JoinedRun) -> None:
+    """Receive the notice that this node has joined a run, under the name ``run.node``.
 
     ``run_uid`` is the run's own random id; a job id, ``config.rdzv_id``, may see many runs. ``log_dir`` is the run's
     folder: None when nothing in it is kept, not always made yet, and perhaps shared with other nodes, so name files
@@ -206,9 +194,6 @@ def elastic_train_state() -> type[TrainingState] | None:
     ``elastic.worker`` that the run names with ``--plugin`` or ``ELASTIC_PLUGINS``, the last named first; then
     elastic-torch, whose answer is ``elastic_torch.TrainState``. All nodes of a run must name the same ones. State that
     is to outlive a worker goes to the agent (``elastic_core.worker.fd_store``) or to a disk.
-
-    Raises:
-        PluginError: Any error that is no ElasticError becomes one, which names the plugin, in the script.
     """
 
 
@@ -269,9 +254,7 @@ def elastic_flags() -> Sequence[Flag[Any]] | None:
     the command line or a ``PET_`` variable has a name that core does not know, and for ``--help``. The launch waits for
     it, so the module imports next to nothing.
 
-    Raises:
-        PluginError: Any error becomes one, which names the distribution, as does a name that is taken. Ends the command
-            with exit code 2.
+    An error names the distribution, as does a name that is taken.
     """
 
 
@@ -289,8 +272,6 @@ def elastic_scheduler_defaults(
 
     Raises:
         UsageError: The command cannot be what the user means. Ends the run with exit code 2.
-        PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
-            2.
     """
 
 
@@ -305,8 +286,6 @@ def elastic_find_job(job: str | None) -> FoundJob | None:
 
     Raises:
         UsageError: Several jobs can be meant. Ends the command with exit code 2.
-        PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the command with exit
-            code 2.
     """
 
 
@@ -319,8 +298,6 @@ def elastic_configure(config: RunConfig) -> None:
 
     Raises:
         UsageError: A setting is wrong. Ends the run with exit code 2.
-        PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
-            2.
     """
 
 
@@ -351,10 +328,6 @@ def elastic_before_join(gate: JoinGate) -> None:
 
     Called on the main thread, for each node that the agent becomes: add the checks, and return at once. Plugins are
     called in the order of their registration.
-
-    Raises:
-        PluginError: Any error that is no ElasticError becomes one, which names the plugin. Ends the run with exit code
-            2.
     """
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError, UsageError, how_to_install
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
+from elastic_core.gates import JoinedRun
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.plugins import builtin
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
@@ -378,16 +378,15 @@ def test_observers_hear_of_events_and_of_the_runs_end_last() -> None:
         "listener",
         plugin(
             elastic_observe=lambda event: heard.append(event.name),
-            elastic_run_starts=lambda config, run_uid, node, log_dir: heard.append((config, run_uid, node, log_dir)),
+            elastic_run_starts=lambda run: heard.append(run),
             elastic_run_ends=lambda: heard.append("end"),
         ),
     )
     plugins.publish(Event("joined", ""))
-    run, node, leave = config(), info("a"), lambda why, seconds: None
-    plugins.run_starts(run, "uid", node, Path("/logs"), leave, plugins.publish, str, None)
+    run = JoinedRun(config=config(), run_uid="uid", node=info("a"))
+    plugins.run_starts(run)
     assert plugins.close(PATIENCE) == ()
-    starts = (run, "uid", node, Path("/logs"))
-    assert heard == ["joined", starts, "end"]
+    assert heard == ["joined", run, "end"]
 
 
 # Settings ------------------------------------------------------------------------------------------------------------

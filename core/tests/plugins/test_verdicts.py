@@ -10,16 +10,9 @@ import pytest
 from elastic_core.events import Event, Level
 from elastic_core.host.identity import installed_versions
 from elastic_core.incidents import Action, Explanation, History, Incident, IncidentKind, Verdict
+from elastic_core.plugins.manager import Plugins
 from elastic_core.plugins.observers import Implementation
-from elastic_core.plugins.verdicts import (
-    LONGEST_ADVICE,
-    LONGEST_NAME,
-    LONGEST_REASON,
-    explain_failure,
-    judge,
-    node_gone,
-    sum_up_answers,
-)
+from elastic_core.plugins.verdicts import LONGEST_ADVICE, LONGEST_NAME, LONGEST_REASON
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
 from elastic_core.questions import REPORT_MAX_BYTES, AskedQuestion, NodeAnswer
@@ -28,6 +21,24 @@ PATIENCE = 60.0
 INCIDENT = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="n", host="h", exit_code=1)
 HISTORY = History(restarts=0, max_restarts=3, rounds_without_progress=0)
 RESTART, EXCLUDE, GIVE_UP = (Verdict(action, action.name) for action in Action)
+
+
+class These(Plugins):
+    """Plugins with these implementations, and the events about them."""
+
+    def __init__(self, *given: Implementation) -> None:
+        super().__init__()
+        self.given, self.told = [*given], list[Event]()
+
+    def implementations(self, *hooks: str) -> list[Implementation]:
+        return [one for one in self.given if one.hook in hooks]
+
+    def publish(self, event: Event) -> None:
+        self.told.append(event)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [one.message for one in self.told if one.level >= Level.WARNING and "traceback" not in one.name]
 
 
 def policy(plugin: str, function: Callable[[Incident], object]) -> Implementation:
@@ -40,9 +51,9 @@ def says(verdict: Verdict | None) -> Implementation:
 
 def asked(*policies: Implementation, timeout: float = PATIENCE) -> tuple[Verdict, list[str]]:
     """The verdict, and the warnings on the way to it."""
-    told: list[Event] = []
-    verdict = judge(policies, INCIDENT, HISTORY, timeout=timeout, report=told.append)
-    return verdict, [event.message for event in told if "traceback" not in event.name]
+    plugins = These(*policies)
+    verdict = plugins.judge(INCIDENT, HISTORY, timeout=timeout)
+    return verdict, plugins.warnings
 
 
 @pytest.mark.parametrize(
@@ -180,18 +191,20 @@ def raises(_: NodeInfo) -> bool:
 def test_one_plugin_that_vouches_is_enough(
     functions: list[Callable[[NodeInfo], object]], gone: bool, warnings: list[str]
 ) -> None:
-    told: list[Event] = []
-    plugins = [vouches(str(number), function) for number, function in enumerate(functions)]
-    assert node_gone(plugins, NODES[0], report=told.append, unanswered={}, timeout=PATIENCE) is gone
-    said = [event.message for event in told if event.level >= Level.WARNING and "traceback" not in event.name]
-    assert [message[: len(warning)] for message, warning in zip(said, warnings, strict=True)] == warnings
+    plugins = These(*(vouches(str(number), function) for number, function in enumerate(functions)))
+    assert is_gone(plugins, NODES[0], PATIENCE) is gone
+    assert [message[: len(warning)] for message, warning in zip(plugins.warnings, warnings, strict=True)] == warnings
+
+
+def is_gone(plugins: These, node: NodeInfo, timeout: float) -> bool:
+    ask: Any = plugins.node_gone
+    return bool(ask(node, timeout=timeout))
 
 
 def test_a_plugin_is_asked_about_no_other_node_before_it_has_answered() -> None:
     """Else each node of a lost rack costs its time limit, and a thread, and who could vouch for one is not heard."""
     began, may_answer = threading.Event(), threading.Event()
     questions: list[str] = []
-    told: list[Event] = []
 
     def hangs(node: NodeInfo) -> bool:
         questions.append(node.node_id)
@@ -199,26 +212,25 @@ def test_a_plugin_is_asked_about_no_other_node_before_it_has_answered() -> None:
         may_answer.wait(PATIENCE)
         return True
 
-    plugins, unanswered = [vouches("slow", hangs)], dict[Implementation, Any]()
-
-    def gone(node: NodeInfo, timeout: float) -> bool:
-        return node_gone(plugins, node, report=told.append, unanswered=unanswered, timeout=timeout)
-
-    assert [gone(node, 0.05) for node in NODES] == [False, False, False]
+    plugins = These(slow := vouches("slow", hangs))
+    assert [is_gone(plugins, node, 0.05) for node in NODES] == [False, False, False]
     assert began.wait(PATIENCE)
-    assert (questions, [event.name for event in told]) == (["a"], ["plugin_timed_out"])
-    plugins.append(vouches("quick", lambda _: True))
-    assert gone(NODES[1], PATIENCE), "others are asked all the same"
-    plugins.pop()
+    assert (questions, [event.name for event in plugins.told]) == (["a"], ["plugin_timed_out"])
+    plugins.given.append(vouches("quick", lambda _: True))
+    assert is_gone(plugins, NODES[1], PATIENCE), "others are asked all the same"
+    plugins.given.pop()
     may_answer.set()
-    unanswered[plugins[0]].result(PATIENCE)
-    assert gone(NODES[2], PATIENCE)
+    plugins.unanswered[slow].result(PATIENCE)
+    assert is_gone(plugins, NODES[2], PATIENCE)
     assert questions == ["a", "c"]
+
+
+def test_no_plugin_is_asked_about_a_node_if_none_has_the_hook() -> None:
+    assert These().node_gone is None
 
 
 QUESTION = AskedQuestion(round=1, name="load", value=7, asked_by="host-a")
 ANSWERS = [NodeAnswer(node="host-a", ranks=range(2), value=3), NodeAnswer(node="host-b", ranks=range(2, 4), value=4)]
-TOLD = {"question": QUESTION, "answers": ANSWERS, "before": None}
 
 
 def sums(plugin: str, function: Callable[..., object]) -> Implementation:
@@ -227,12 +239,11 @@ def sums(plugin: str, function: Callable[..., object]) -> Implementation:
 
 def test_the_first_report_counts_and_a_plugin_that_fails_is_reported() -> None:
     never = threading.Event()
-    told: list[Event] = []
 
     def fails(*_: object) -> str:
         raise OSError("disk")
 
-    plugins = [
+    plugins = These(
         sums("nothing", lambda *_: None),
         sums("object", lambda *_: object()),
         sums("long", lambda *_: "x" * REPORT_MAX_BYTES),
@@ -240,14 +251,13 @@ def test_the_first_report_counts_and_a_plugin_that_fails_is_reported() -> None:
         sums("waits", lambda *_: never.wait()),
         sums("adds", lambda question, answers, before: [question.value, sum(one.value for one in answers), before]),
         sums("later", lambda *_: 1),
-    ]
+    )
     try:
-        found = sum_up_answers(plugins, {**TOLD, "before": [1]}, report=told.append, unanswered={}, timeout=1.0)
+        found = plugins.sum_up_answers(QUESTION, ANSWERS, "[1]", timeout=1.0)
     finally:
         never.set()
     assert found == "[7,7,[1]]"
-    warnings = [event.message for event in told if event.level >= Level.WARNING and "traceback" not in event.name]
-    assert [message.partition(":")[0] for message in warnings] == [
+    assert [message.partition(":")[0] for message in plugins.warnings] == [
         "The plugin 'object' raised in elastic_sum_up_answers",
         "The plugin 'long' raised in elastic_sum_up_answers",
         "The plugin 'fails' raised in elastic_sum_up_answers",
@@ -256,21 +266,18 @@ def test_the_first_report_counts_and_a_plugin_that_fails_is_reported() -> None:
 
 
 def test_without_a_plugin_there_is_no_report() -> None:
-    assert sum_up_answers([], TOLD, report=lambda _: None, unanswered={}) == "null"
+    assert These().sum_up_answers(QUESTION, ANSWERS, "null") == "null"
 
 
 def knows(plugin: str, function: Callable[[str], object]) -> Implementation:
     return Implementation(plugin, "elastic_explain_failure", function, ("text",))
 
 
-def explained(
-    *plugins: Implementation, unanswered: dict[Implementation, Any] | None = None, timeout: float = PATIENCE
-) -> tuple[Explanation, list[str]]:
+def explained(*given: Implementation) -> tuple[Explanation, list[str]]:
     """The explanation, and the warnings on the way to it."""
-    told: list[Event] = []
-    asked_before = {} if unanswered is None else unanswered
-    found = explain_failure(plugins, INCIDENT, "boom", told.append, asked_before, timeout=timeout)
-    return found.explanation, [event.message for event in told if "traceback" not in event.name]
+    plugins = These(*given)
+    found = plugins.explain_failure(INCIDENT, "boom", timeout=PATIENCE)
+    return found.explanation, plugins.warnings
 
 
 def test_the_first_explanation_in_the_order_of_the_plugins_counts() -> None:
@@ -315,19 +322,19 @@ def test_a_plugin_whose_explanation_is_none_is_reported_and_others_are_heard(
 
 
 def test_a_plugin_that_is_slow_to_explain_is_not_asked_again_before_it_has_answered() -> None:
-    may_answer, unanswered = threading.Event(), dict[Implementation, Any]()
+    may_answer = threading.Event()
 
-    def slow(_: str) -> Explanation:
+    def explain(_: str) -> Explanation:
         may_answer.wait(PATIENCE)
         return Explanation(name="slow")
 
-    plugins = (knows("slow", slow), knows("quick", lambda _: Explanation(name="quick")))
-    late = ["The plugin 'slow' did not explain a failure within 0.05 s."]
-    first, warnings = explained(*plugins, unanswered=unanswered, timeout=0.05)
-    assert warnings == late
+    slow, quick = knows("slow", explain), knows("quick", lambda _: Explanation(name="quick"))
+    plugins = These(slow, quick)
+    first = plugins.explain_failure(INCIDENT, "boom", timeout=0.05).explanation
     assert first in (Explanation(name="quick"), Explanation()), "a machine under load may be slow itself"
-    unanswered.pop(plugins[1], None)
-    assert explained(*plugins, unanswered=unanswered) == (Explanation(name="quick"), [])
+    assert plugins.warnings[:1] == ["The plugin 'slow' did not explain a failure within 0.05 s."]
+    plugins.unanswered.pop(quick)
+    assert plugins.explain_failure(INCIDENT, "boom", timeout=PATIENCE).explanation == Explanation(name="quick")
     may_answer.set()
-    unanswered[plugins[0]].result(PATIENCE)
-    assert explained(*plugins, unanswered=unanswered) == (Explanation(name="slow"), [])
+    plugins.unanswered[slow].result(PATIENCE)
+    assert plugins.explain_failure(INCIDENT, "boom", timeout=PATIENCE).explanation == Explanation(name="slow")

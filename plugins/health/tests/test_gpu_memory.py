@@ -279,7 +279,7 @@ def test_the_plugin_publishes_whom_workers_share_gpus_with_once_it_can() -> None
     plugin = NodeHealth()
     plugin._wait = MemoryWait({}, lambda _: holding(1), plugin._notes.append)
     assert plugin.elastic_before_start(StartGate(1)) is None
-    plugin.elastic_run_starts(published.append)
+    plugin.elastic_run_starts(SimpleNamespace(publish=published.append))  # type: ignore[arg-type] # all that it reads
     plugin.elastic_before_start(StartGate(2))
     (event,) = published
     assert event.message.startswith("workers share GPUs with processes that are not waited for: pid 1 (")

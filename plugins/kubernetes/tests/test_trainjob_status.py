@@ -20,6 +20,7 @@ import pytest
 import trustme
 from manifest_schemas import custom_resources
 
+from elastic_core import JoinedRun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
@@ -164,7 +165,8 @@ NODE = NodeInfo(
 def observer(environ: dict[str, str], clock: Clock, members: tuple[str, ...] = ("me", "other")) -> TrainJobStatus:
     """The plugin on the node of rank 0, unless members say otherwise."""
     status = TrainJobStatus(environ, monotonic=clock, wall=lambda: 1_769_862_896.7)
-    status.elastic_run_starts(RunConfig(program=Program(ProgramKind.SCRIPT, "train.py")), "run", NODE, None)
+    config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"))
+    status.elastic_run_starts(JoinedRun(config=config, run_uid="run", node=NODE))
     status.elastic_round_starts(SimpleNamespace(members=members))  # type: ignore[arg-type]  # all that it reads
     return status
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core import hookimpl
+from elastic_core import JoinedRun, hookimpl
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
@@ -82,7 +82,7 @@ def start(plugins: Plugins) -> Callable[..., None]:
             role="trainer",
             versions=Versions(**installed_versions()),
         )
-        plugins.run_starts(config, "uid", node, log_dir, lambda why, seconds: None, plugins.publish, str, None)
+        plugins.run_starts(JoinedRun(config=config, run_uid="uid", node=node, log_dir=log_dir))
 
     return start
 

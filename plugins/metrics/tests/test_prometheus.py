@@ -21,6 +21,7 @@ IMPORTS = """
 import sys
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
+from elastic_core import JoinedRun
 from elastic_core.plugins.manager import load
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.protocol.roster import NodeInfo
@@ -31,7 +32,7 @@ versions = Versions(python="3.11")
 node = NodeInfo(node_id="n", host="h", host_id="h", slot=0, local_world_size=1, role="", versions=versions)
 plugins = load(config)
 plugins.publish(Event("joining", ""))
-plugins.run_starts(config, "uid", node, None, print, plugins.publish, str, None)
+plugins.run_starts(JoinedRun(config=config, run_uid="uid", node=node))
 plugins.publish(Event("round_started", ""))
 assert plugins.close(60) == ()
 assert plugins.implementations("elastic_run_starts")

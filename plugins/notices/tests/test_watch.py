@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from elastic_core import JoinedRun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
@@ -113,6 +115,11 @@ def test_a_machine_that_gets_no_notices_is_not_asked_again() -> None:
     assert heard.watch._stopped.is_set()
 
 
+def joined(publish: Callable[[Event], None]) -> JoinedRun:
+    """A run of which the plugin reads no more than this."""
+    return SimpleNamespace(leave=lambda why, seconds: None, publish=publish)  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize(("notices", "levels"), [("aws", [Level.WARNING]), ("auto", [])])
 def test_a_named_service_that_the_environment_switches_off_is_a_warning(
     notices: str, levels: list[Level], monkeypatch: pytest.MonkeyPatch
@@ -121,7 +128,7 @@ def test_a_named_service_that_the_environment_switches_off_is_a_warning(
     monkeypatch.setattr("elastic_notices.plugin.chosen", lambda wanted: "aws")
     plugin, events = Notices(), list[Event]()
     plugin.elastic_configure(replace(CONFIG, settings={"notices": notices}))
-    plugin.elastic_run_starts(lambda why, seconds: None, events.append)
+    plugin.elastic_run_starts(joined(events.append))
     assert ([event.level for event in events], plugin._watches) == (levels, [])
 
 
@@ -142,7 +149,7 @@ def test_an_interval_that_is_none_is_refused(text: str, monkeypatch: pytest.Monk
 def test_a_machine_of_no_cloud_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = Notices()
     plugin.elastic_configure(replace(CONFIG, settings={"notices": ""}))
-    plugin.elastic_run_starts(lambda why, seconds: None, lambda event: pytest.fail(str(event)))
+    plugin.elastic_run_starts(joined(lambda event: pytest.fail(str(event))))
     plugin.elastic_run_ends()
     assert plugin._watches == []
 

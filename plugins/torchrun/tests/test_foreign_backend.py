@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from elastic_core import JoinedRun
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Start
 from elastic_core.agent.slot import Slot
@@ -511,8 +512,8 @@ class HostEnds:
     """A plugin that says so once the workers of a round run."""
 
     @hookimpl
-    def elastic_run_starts(self, leave: Callable[[str, float], None]) -> None:
-        self.leave = leave
+    def elastic_run_starts(self, run: JoinedRun) -> None:
+        self.leave = run.leave
 
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
@@ -640,8 +641,8 @@ def test_workers_have_their_grace_when_nodes_wait_though_the_round_is_full(run: 
 def test_the_state_of_an_agent_says_that_it_waits_for_the_handler(run: Run) -> None:
     class Describes:
         @hookimpl
-        def elastic_run_starts(self, describe: Callable[[], str]) -> None:
-            self.describe = describe
+        def elastic_run_starts(self, run: JoinedRun) -> None:
+            self.describe = run.describe
 
     describes, told = Describes(), list[str]()
     run.plugins.register("describes", describes)

@@ -24,6 +24,7 @@ from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.gates import JoinedRun
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress_table import ProgressTable
@@ -98,10 +99,19 @@ class Resources:
     warden_watch: WardenWatch = field(default_factory=WardenWatch)
 
     def announce(self, describe: Callable[[], str], connect: Callable[[], RendezvousBackend] | None) -> None:
-        """Tell the observers that this node has joined its run; the arguments are those of the hook."""
-        node, leave = self.node, self.node.plugins.host_end.leave
-        log_dir = None if node.temporary else node.directory
-        node.plugins.run_starts(node.config, node.run_uid, node.info, log_dir, leave, node.publish, describe, connect)
+        """Tell the observers that this node has joined its run."""
+        node = self.node
+        run = JoinedRun(
+            config=node.config,
+            run_uid=node.run_uid,
+            node=node.info,
+            log_dir=None if node.temporary else node.directory,
+            leave=node.plugins.host_end.leave,
+            publish=node.publish,
+            describe=describe,
+            connect=connect,
+        )
+        node.plugins.run_starts(run)
 
     def fence(self, seconds: float | None) -> None:
         """Have the warden stop all workers in so many seconds, as of :meth:`Warden.fence`, and see that it runs."""

@@ -13,6 +13,7 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -23,9 +24,9 @@ from elastic_core.config.program import Program
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
 from elastic_core.events import Event, Level
-from elastic_core.gates import JoinGate, StartGate
+from elastic_core.gates import JoinedRun, JoinGate, StartGate
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
-from elastic_core.incidents import History, Incident, Verdict
+from elastic_core.incidents import History, Incident, Verdict, strictest
 from elastic_core.plugins import builtin, entry_points
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
 from elastic_core.plugins.host_end import HostEnd
@@ -37,7 +38,6 @@ from elastic_core.rendezvous.seal import protect
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-    from pathlib import Path
 
     from elastic_core.monitors import RunningRound
     from elastic_core.protocol.roster import NodeInfo
@@ -72,7 +72,7 @@ class Plugins:
         self.agreed_flags: tuple[str, ...] = ()  # plugins' flags in which all nodes must agree, with their values
         self.host_end = HostEnd()
         self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
-        self._unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
+        self.unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
         self._described: dict[str, str] = {}  # the words for each plugin in messages, by its name
         self.backend: object = None
 
@@ -162,37 +162,43 @@ class Plugins:
 
     def explain_failure(self, incident: Incident, text: str = "", *, timeout: float = 0.5) -> Incident:
         """Return a failure of this node with its explanation; blocks for ``timeout`` seconds at most, on one thread."""
-        from elastic_core.plugins import verdicts
-
-        plugins = self.implementations("elastic_explain_failure")
-        return verdicts.explain_failure(plugins, incident, text, self.publish, self._unanswered, timeout=timeout)
+        answers = self._answers("elastic_explain_failure", timeout, incident=incident, text=text)
+        return replace(incident, explanation=next((said for _, said in answers), incident.explanation))
 
     def judge(self, incident: Incident, history: History, *, timeout: float = 10.0) -> Verdict:
         """Return the strictest verdict of all failure policies; blocks for ``timeout`` seconds at most, on any thread.
 
-        A policy that raises or takes longer abstains, and an event reports it.
-        """
-        from elastic_core.plugins import verdicts  # with concurrent.futures: a healthy run never needs it
+        Among equals the last registered policy gives the reason.
 
-        policies = self.implementations("elastic_judge_failure")
-        return verdicts.judge(policies, incident, history, timeout=timeout, report=self.publish)
+        Raises:
+            ValueError: No policy gave a verdict. (Core's own always does.)
+        """
+        answers = self._answers("elastic_judge_failure", timeout, incident=incident, history=history)
+        return strictest([replace(verdict, policy=verdict.policy or name) for name, verdict in answers])
 
     @property
     def node_gone(self) -> Callable[[NodeInfo], bool] | None:
         """Asks all plugins of the hook ``elastic_node_gone`` about a node; None where none implements it."""
-        if not (plugins := self.implementations("elastic_node_gone")):
-            return None
-        from elastic_core.plugins import verdicts
+        return self._is_gone if self.implementations("elastic_node_gone") else None
 
-        return functools.partial(verdicts.node_gone, plugins, report=self.publish, unanswered=self._unanswered)
+    def _is_gone(self, node: NodeInfo, timeout: float = 10.0) -> bool:
+        vouching = [name for name, gone in self._answers("elastic_node_gone", timeout, node=node) if gone]
+        for name in vouching:
+            message = f"The plugin {name!r} vouches that {node} is gone for good."
+            self.publish(Event("node_gone", message, fields={"plugin": name, "node": node.node_id}))
+        return bool(vouching)
 
-    def sum_up_answers(self, question: AskedQuestion, answers: Sequence[NodeAnswer], before: str) -> str:
-        """Return what a plugin of the hook ``elastic_sum_up_answers`` makes of answers; blocks for 3 s at most."""
-        from elastic_core.plugins import verdicts
-
+    def sum_up_answers(
+        self, question: AskedQuestion, answers: Sequence[NodeAnswer], before: str, *, timeout: float = 3.0
+    ) -> str:
+        """Return the report that a plugin makes of answers, as JSON; 'null' for none within ``timeout`` seconds."""
         told = {"question": question, "answers": answers, "before": json.loads(before)}
-        plugins = self.implementations("elastic_sum_up_answers")
-        return verdicts.sum_up_answers(plugins, told, report=self.publish, unanswered=self._unanswered)
+        return next((report for _, report in self._answers("elastic_sum_up_answers", timeout, **told)), "null")
+
+    def _answers(self, hook: str, timeout: float, **facts: Any) -> list[tuple[str, Any]]:
+        from elastic_core.plugins import verdicts  # with concurrent.futures: a healthy run never needs it
+
+        return verdicts.answers(self.implementations(hook), facts, timeout, self.publish, self.unanswered)
 
     # Gates -----------------------------------------------------------------------------------------------------------
 
@@ -229,20 +235,9 @@ class Plugins:
         """Queue an event for the observers. Never blocks. The first notice starts their threads."""
         self._observers.tell("elastic_observe", event=event)
 
-    def run_starts(
-        self,
-        config: RunConfig,
-        run_uid: str,
-        node: NodeInfo,
-        log_dir: Path | None,
-        leave: Callable[[str, float], None],
-        publish: Callable[[Event], None],
-        describe: Callable[[], str],
-        connect: Callable[[], RendezvousBackend] | None,
-    ) -> None:
+    def run_starts(self, run: JoinedRun) -> None:
         """Queue the notice that this node has joined a run. Never blocks."""
-        facts = {"config": config, "run_uid": run_uid, "node": node, "log_dir": log_dir, "leave": leave}
-        self._observers.tell("elastic_run_starts", **facts, publish=publish, describe=describe, connect=connect)
+        self._observers.tell("elastic_run_starts", run=run)
 
     def round_starts(self, round: RunningRound) -> None:
         """Show a round that is about to start workers on this node to the monitors. Raises nothing."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_core import hookimpl
 
 if TYPE_CHECKING:
-    from elastic_core import JoinGate, StartGate
+    from elastic_core import JoinedRun, JoinGate, StartGate
     from elastic_core.config import RunConfig
     from elastic_core.events import Event
     from elastic_health.checks import ChosenChecks, Finding, NodeCheck
@@ -45,9 +45,9 @@ class NodeHealth:
         HealthChecks(chosen_checks(gate.config), gate).add_to_gate()
 
     @hookimpl
-    def elastic_run_starts(self, publish: Callable[[Event], None]) -> None:
+    def elastic_run_starts(self, run: JoinedRun) -> None:
         """Keep the function that publishes events."""
-        self._publish = publish
+        self._publish = run.publish
         self._publish_notes()
 
     @hookimpl

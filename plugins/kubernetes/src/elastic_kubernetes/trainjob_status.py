@@ -21,10 +21,9 @@ from elastic_core import hookimpl
 from elastic_core.errors import UsageError, in_one_line
 
 if TYPE_CHECKING:
-    from elastic_core.config import RunConfig
+    from elastic_core import JoinedRun
     from elastic_core.events import Event
     from elastic_core.monitors import RunningRound
-    from elastic_core.protocol import NodeInfo
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 STEPS = "ELASTIC_TRAINJOB_STEPS"
@@ -167,9 +166,9 @@ class TrainJobStatus:
         self._failed = False  # whether the last report failed, of which people have been told
 
     @hookimpl
-    def elastic_run_starts(self, config: RunConfig, run_uid: str, node: NodeInfo, log_dir: Path | None) -> None:
+    def elastic_run_starts(self, run: JoinedRun) -> None:
         """Note which node this is."""
-        self._node_id = node.node_id
+        self._node_id = run.node.node_id
 
     @hookimpl
     def elastic_round_starts(self, round: RunningRound) -> None:

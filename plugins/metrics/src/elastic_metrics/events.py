@@ -13,13 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_core import hookimpl
+from elastic_core import JoinedRun, hookimpl
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field
 from elastic_metrics.lines import LineFile
 
 if TYPE_CHECKING:
-    from elastic_core.config import RunConfig
     from elastic_core.protocol import NodeInfo
 
 KEPT = 1_000
@@ -58,30 +57,30 @@ class EventLines:
         self._file: LineFile | None = None
 
     @hookimpl
-    def elastic_run_starts(self, config: RunConfig, run_uid: str, node: NodeInfo, log_dir: Path | None) -> None:
+    def elastic_run_starts(self, run: JoinedRun) -> None:
         """Make the file, and write down which run and node it is about."""
         early = self._early
         self.elastic_run_ends()  # the agent may have entered the job again, as another node
-        if log_dir is None:
+        if run.log_dir is None:
             return
-        self._path = log_dir / file_name(node)
+        node, self._path = run.node, run.log_dir / file_name(run.node)
         try:
             self._file = self._open(self._path)
         except OSError as exc:
             raise EventsNotWrittenError(self._path, exc) from exc
         fields: dict[str, Field] = {
-            "job": config.rdzv_id,
-            "run": run_uid,
+            "job": run.config.rdzv_id,
+            "run": run.run_uid,
             "node": str(node),
             "node_id": node.node_id,
             "host": node.host,
             "slot": node.slot,
             "role": node.role,
             "local_world_size": node.local_world_size,
-            "backend": config.rdzv_backend,
+            "backend": run.config.rdzv_backend,
         }
         at = early[0].at if early else self._monotonic()
-        for event in (Event("run_starts", f"{node} is in run {run_uid}", fields=fields, at=at), *(early or ())):
+        for event in (Event("run_starts", f"{node} is in run {run.run_uid}", fields=fields, at=at), *(early or ())):
             self._write(event)
 
     @hookimpl

@@ -13,14 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_core import hookimpl
+from elastic_core import JoinedRun, hookimpl
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.events import Event
 from elastic_metrics.measures import Measures, after
 
 if TYPE_CHECKING:
-    from elastic_core.config import RunConfig
-    from elastic_core.protocol import NodeInfo
     from elastic_metrics.endpoint import MetricsServer
 
 PORT_VARIABLE = "ELASTIC_METRICS_PORT"
@@ -91,7 +89,7 @@ class Prometheus:
         self._endpoint: MetricsServer | None = None
 
     @hookimpl
-    def elastic_run_starts(self, config: RunConfig, run_uid: str, node: NodeInfo) -> None:
+    def elastic_run_starts(self, run: JoinedRun) -> None:
         """Open the endpoint, if one is asked for.
 
         Raises:
@@ -102,9 +100,10 @@ class Prometheus:
             return
         from elastic_metrics.endpoint import Identity, MetricsServer  # imports prometheus_client
 
+        config, node = run.config, run.node
         place = self._place.of_slot(node.slot)
         allowed = math.inf if config.max_restarts is None else config.max_restarts
-        who = Identity(job=config.rdzv_id, run=run_uid, node=str(node), role=node.role, restarts_allowed=allowed)
+        who = Identity(job=config.rdzv_id, run=run.run_uid, node=str(node), role=node.role, restarts_allowed=allowed)
         try:
             self._endpoint = MetricsServer.open(place.address, place.port, who, lambda: self._measures)
         except OSError as exc:

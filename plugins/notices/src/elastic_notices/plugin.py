@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elastic_core import hookimpl
+from elastic_core import JoinedRun, hookimpl
 from elastic_core.errors import UsageError
 from elastic_core.events import Event, Level
 from elastic_notices.detection import chosen
@@ -34,20 +34,21 @@ class Notices:
         self._interval = read_interval(os.environ)
 
     @hookimpl
-    def elastic_run_starts(self, leave: Callable[[str, float], None], publish: Callable[[Event], None]) -> None:
+    def elastic_run_starts(self, run: JoinedRun) -> None:
         """Find out which cloud this is, and begin to watch; elsewhere nothing is asked, and no thread starts."""
         self.elastic_run_ends()  # the agent has entered the job again, as another node
         if not (cloud := chosen(self._wanted)):
             return
         from elastic_notices.watch import INTERVAL_SECONDS, Watch
 
-        named = self._wanted != "auto"
+        named, interval = self._wanted != "auto", self._interval or INTERVAL_SECONDS
         if not (sources := sources_of(cloud, os.environ, spot_only=not named)) and named:
             text = f"--notices={cloud} asks nothing, because AWS_EC2_METADATA_DISABLED=true is set: unset it"
-            publish(Event("notices_off", text, Level.WARNING))
+            run.publish(Event("notices_off", text, Level.WARNING))
         for number, source in enumerate(sources):  # the warning about a service that does not answer is the first one's
-            publish(Event("notices_on", f"watching {source.name} for notices of a preemption", Level.DEBUG))
-            watch = Watch(source, leave, publish, self._interval or INTERVAL_SECONDS, named=named and not number)
+            message = f"watching {source.name} for notices of a preemption"
+            run.publish(Event("notices_on", message, Level.DEBUG))
+            watch = Watch(source, run.leave, run.publish, interval, named=named and not number)
             self._watches.append(watch)
             watch.start()
 

@@ -6,7 +6,6 @@ The module imports little, and nothing is done at once: the launch of workers do
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -14,13 +13,9 @@ from elastic_core import hookimpl
 from elastic_operate.course import Course
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from elastic_core.config import RunConfig
+    from elastic_core import JoinedRun
     from elastic_core.events import Event
     from elastic_core.monitors import RunningRound
-    from elastic_core.protocol import NodeInfo
-    from elastic_core.rendezvous import RendezvousBackend
     from elastic_operate.command_server import CommandServer
 
 DELAY_SECONDS = 0.25  # after which the file is written: the start of workers has been requested by then
@@ -38,32 +33,23 @@ class JobFiles:
         self._course = Course()
 
     @hookimpl
-    def elastic_run_starts(
-        self,
-        config: RunConfig,
-        run_uid: str,
-        node: NodeInfo,
-        log_dir: Path | None,
-        publish: Callable[[Event], None],
-        describe: Callable[[], str],
-        connect: Callable[[], RendezvousBackend] | None,
-    ) -> None:
+    def elastic_run_starts(self, run: JoinedRun) -> None:
         """Start the thread that keeps the file and answers commands."""
         self.elastic_run_ends()  # the agent has entered the job again, as another node
         self._closed = closed = threading.Event()
         self._course = course = Course()
 
-        def run() -> None:
+        def serve() -> None:
             if closed.wait(DELAY_SECONDS):
                 return
             from elastic_operate.command_server import CommandServer
             from elastic_operate.job_file import describe_agent
 
-            file = describe_agent(config, run_uid, node.node_id, log_dir)
-            self._server = server = CommandServer(file, describe, course, connect, publish, closed)
+            file = describe_agent(run.config, run.run_uid, run.node.node_id, run.log_dir)
+            self._server = server = CommandServer(file, run.describe, course, run.connect, run.publish, closed)
             server.run()
 
-        self._thread = threading.Thread(target=run, name="elastic-commands", daemon=True)
+        self._thread = threading.Thread(target=serve, name="elastic-commands", daemon=True)
         with suppress(RuntimeError):  # no thread can be started
             self._thread.start()
 
