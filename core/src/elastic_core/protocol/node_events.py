@@ -187,8 +187,8 @@ class Stop:
 
     why: str
     planned: bool = False
-    """Whether the round is healthy: the workers have ``--shutdown_timeout`` between SIGTERM and SIGKILL. Otherwise a peer
-    is gone, most workers hang in a collective, and they have ``--failure_grace``."""
+    """Whether the round is healthy: the workers have ``--shutdown_timeout`` between SIGTERM and SIGKILL. Otherwise a
+    peer is gone, most workers hang in a collective, and they have ``--failure_grace``."""
     halt: int = 0  # the index of a HALT whose failure follows from the loss of a peer: ask the monitors first
 
 
