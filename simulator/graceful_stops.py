@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastic_core.protocol.entries import Entry, Halt, HaltReason, Plan, StopAt
-from elastic_core.protocol.node_events import Notice, SteppedDown, Work
+from elastic_core.protocol.node_events import Notice, Work, WorkersDone
 from simulator import leave_rules
 from simulator.health import healthy_agent
 
@@ -93,7 +93,7 @@ class StepLoop:
         if self._stop_at is not None and self.at >= self._stop_at:
             self.left_at = self.at
             self.world.checker.stop_plans.on_stop(self.worker, self.at)
-            self.worker.stop_as_planned(SteppedDown())
+            self.worker.stop_as_planned(WorkersDone(stepped_down=True))
         else:
             if not self.may_pass_stop():
                 self.world.checker.stop_plans.on_step(self.worker, self.at)

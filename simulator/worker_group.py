@@ -11,7 +11,7 @@ from elastic_core.agent.run_summary import Interruptions
 from elastic_core.incidents import Incident
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Round
-from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, TakesNotices, WorkerFailed
+from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, Progressed, WorkerFailed
 from elastic_core.protocol.roster import LocalWorkers
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.warden.messages import Fenced, StopCompleted, Stuck
@@ -105,7 +105,7 @@ class SimWorkerGroup:
         if isinstance(event.event, StepLoop):
             first = self.step is None
             self._take_steps(event.worker)
-            return TakesNotices(event.worker.number) if first and self.step is not None else None
+            return Progressed(event.worker.number, takes_notices=True) if first and self.step is not None else None
         if isinstance(event.event, WorkerFailed):
             if self._over:
                 return None

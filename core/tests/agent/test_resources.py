@@ -23,7 +23,7 @@ from elastic_core.errors import ResourceError
 from elastic_core.events import Event
 from elastic_core.host.identity import installed_versions
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Grace, Stop
+from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Stop
 from elastic_core.protocol.roster import Answer, NodeInfo
 from elastic_core.protocol.settings import Versions
 from elastic_core.round_questions import RoundQuestions
@@ -134,18 +134,18 @@ class Called:
 
 
 @pytest.mark.parametrize(
-    ("grace", "received", "stopped"),
+    ("planned", "received", "stopped"),
     [
-        (Grace.PLANNED, None, ("stop", 30.0, signal.SIGTERM)),
-        (Grace.PLANNED, signal.SIGINT, ("stop", 30.0, signal.SIGINT)),
-        (Grace.PLANNED, signal.SIGUSR1, ("stop", 30.0, signal.SIGTERM)),
-        (Grace.PLANNED, signal.SIGUSR2, ("stop", 30.0, signal.SIGUSR2)),
-        (Grace.PLANNED, signal.SIGURG, ("stop", 30.0, signal.SIGTERM)),
-        (Grace.BROKEN, None, ("stop", 3.0, True, None)),
-        (Grace.BROKEN, signal.SIGUSR1, ("stop", 3.0, True, None)),
+        (True, None, ("stop", 30.0, signal.SIGTERM)),
+        (True, signal.SIGINT, ("stop", 30.0, signal.SIGINT)),
+        (True, signal.SIGUSR1, ("stop", 30.0, signal.SIGTERM)),
+        (True, signal.SIGUSR2, ("stop", 30.0, signal.SIGUSR2)),
+        (True, signal.SIGURG, ("stop", 30.0, signal.SIGTERM)),
+        (False, None, ("stop", 3.0, True, None)),
+        (False, signal.SIGUSR1, ("stop", 3.0, True, None)),
     ],
 )
-def test_how_workers_are_stopped(grace: Grace, received: int | None, stopped: object) -> None:
+def test_how_workers_are_stopped(planned: bool, received: int | None, stopped: object) -> None:
     """After a failure a worker that exited early is looked for first, while it is known how the others ended.
 
     The worker, played by this process, has a handler for SIGUSR2.
@@ -153,8 +153,8 @@ def test_how_workers_are_stopped(grace: Grace, received: int | None, stopped: ob
     resources: Any = SimpleNamespace(node=SimpleNamespace(config=config()), group=Called())
     resources.group.workers = [SimpleNamespace(is_running=True, pid=os.getpid())]
     before = signal.signal(signal.SIGUSR2, lambda *_: None), signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    broken = grace is Grace.BROKEN
-    early: object = Resources.stop_workers(resources, Stop(grace, "why"), received, None)
+    broken = not planned
+    early: object = Resources.stop_workers(resources, Stop("why", planned), received, None)
     signal.signal(signal.SIGUSR2, before[0])
     signal.signal(signal.SIGUSR1, before[1])
     assert early == ("early_exit" if broken else None)

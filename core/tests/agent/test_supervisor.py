@@ -30,7 +30,7 @@ from elastic_core.host.ports import HeldPort
 from elastic_core.monitors import LeftMemory
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins
-from elastic_core.protocol.node_events import AnswerFound, Grace, Stop
+from elastic_core.protocol.node_events import AnswerFound, Stop
 from elastic_core.protocol.roster import Answer, Phase
 from elastic_core.rendezvous.backend import HeartbeatReply
 from elastic_core.rendezvous.options import RendezvousOptions
@@ -173,7 +173,7 @@ def test_a_late_answer_to_a_question_does_not_end_the_wait_for_the_last_words_of
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting, stopped = Supervisor.__new__(Supervisor), list[Stop]()
-    waiting._put_off = Stop(Grace.BROKEN, "round 1 is halted", halt=7)
+    waiting._put_off = Stop("round 1 is halted", halt=7)
     for name, action in {"step": lambda event: None, "_later": lambda *_: None, "_stop_now": stopped.append}.items():
         monkeypatch.setattr(waiting, name, action)
     waiting._handle(AnswerFound(Answer(5, "null")))

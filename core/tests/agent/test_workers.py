@@ -42,8 +42,6 @@ from elastic_core.protocol.node_events import (
     NodeEvent,
     Notice,
     Progressed,
-    SteppedDown,
-    TakesNotices,
     WorkerFailed,
     WorkersDone,
 )
@@ -346,13 +344,13 @@ while not should_checkpoint(step):
 
 def test_workers_that_take_notices_answer_a_plan_and_stop_as_they_are_told(node: Node) -> None:
     node.start_program(python(STEPS), TWO)
-    assert node.next() == TakesNotices(1)
+    assert node.next() == Progressed(1, takes_notices=True)
     plan = Notice(0, 3, 60.0)
     steps = node.group.notify(plan)
     assert steps is not None
     assert len(steps) == 2
     assert node.group.notify(replace(plan, step=max(steps) + 1)) is None
-    assert node.next() == SteppedDown()
+    assert node.next() == WorkersDone(stepped_down=True)
 
 
 def test_monitors_look_once_more_at_a_round_that_was_stopped_as_planned(node: Node) -> None:
@@ -392,7 +390,7 @@ def test_monitors_look_once_more_at_a_round_that_was_stopped_as_planned(node: No
 
 def test_a_worker_that_stopped_as_told_has_not_finished_though_its_end_is_heard_of_first(node: Node) -> None:
     node.start_program(python(STEPS))
-    assert node.next() == TakesNotices(1)
+    assert node.next() == Progressed(1, takes_notices=True)
     plan = Notice(0, 3, 60.0)
     (step,) = node.group.notify(plan) or ()
     node.group.notify(replace(plan, step=step + 1))
@@ -400,12 +398,12 @@ def test_a_worker_that_stopped_as_told_has_not_finished_though_its_end_is_heard_
     while not news:
         assert select.select([node.warden], [], [], PATIENCE)[0], "its reports are not received meanwhile"
         news = [found for event in node.warden.receive() if (found := node.group.handle(event)) is not None]
-    assert news == [SteppedDown()]
+    assert news == [WorkersDone(stepped_down=True)]
 
 
 def test_a_step_that_was_received_and_not_dealt_with_yet_is_in_the_answer(node: Node) -> None:
     node.start_program(python(STEPS))
-    assert node.next() == TakesNotices(1)
+    assert node.next() == Progressed(1, takes_notices=True)
     assert select.select([node.reports], [], [], PATIENCE)[0]
     received = [event.step for event in node.reports.receive() if isinstance(event, Stepped)]
     (step,) = node.group.notify(Notice(0, 3, 60.0)) or ()
@@ -414,7 +412,7 @@ def test_a_step_that_was_received_and_not_dealt_with_yet_is_in_the_answer(node: 
 
 def test_workers_that_wait_for_a_step_can_be_let_go(node: Node) -> None:
     node.start_program(python(STEPS.replace("while not", "while step < 3 and not")))
-    assert node.next() == TakesNotices(1)
+    assert node.next() == Progressed(1, takes_notices=True)
     assert node.group.notify(Notice(0, 3, 60.0)) is not None
     assert node.group.notify(None) is None
     assert node.next() == WorkersDone()
@@ -422,7 +420,7 @@ def test_workers_that_wait_for_a_step_can_be_let_go(node: Node) -> None:
 
 def test_a_script_that_ends_before_it_is_to_stop_has_finished(node: Node) -> None:
     node.start_program(python(STEPS.replace("while not", "while step < 3 and not")))
-    assert node.next() == TakesNotices(1)
+    assert node.next() == Progressed(1, takes_notices=True)
     node.group.notify(Notice(0, 3, 60.0))
     node.group.notify(Notice(0, 3, 60.0, 1000))
     assert node.next() == WorkersDone()

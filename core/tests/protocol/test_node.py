@@ -18,7 +18,6 @@ from elastic_core.protocol.node_events import (
     Effect,
     EntriesRead,
     Exit,
-    Grace,
     HistoryReplaced,
     Leaving,
     MakeOffer,
@@ -30,10 +29,8 @@ from elastic_core.protocol.node_events import (
     Progressed,
     RunReplaced,
     Start,
-    SteppedDown,
     Stop,
     StoreLost,
-    TakesNotices,
     Work,
     WorkerFailed,
     WorkersDone,
@@ -134,12 +131,12 @@ def test_a_used_offer_is_not_shown_until_there_is_a_new_one() -> None:
     assert row_of(node.state).offer == offer("a", 2)
 
 
-@pytest.mark.parametrize(
-    ("reason", "grace"), [(HaltReason.RESIZE, Grace.PLANNED), (HaltReason.NODE_LOST, Grace.BROKEN)]
-)
-def test_a_halt_stops_workers_and_the_stop_is_reported_only_when_all_are_gone(reason: HaltReason, grace: Grace) -> None:
+@pytest.mark.parametrize(("reason", "planned"), [(HaltReason.RESIZE, True), (HaltReason.NODE_LOST, False)])
+def test_a_halt_stops_workers_and_the_stop_is_reported_only_when_all_are_gone(
+    reason: HaltReason, planned: bool
+) -> None:
     node = running()
-    assert node.reads(halt(reason=reason)) == (Stop(grace, "b is lost"),)
+    assert node.reads(halt(reason=reason)) == (Stop("b is lost", planned),)
     assert (row_of(node.state).phase, row_of(node.state).head) == (Phase.RUNNING, 3)
     assert node.hears(WorkersGone()) == ()
     assert row_of(node.state).phase is Phase.STOPPED
@@ -160,7 +157,7 @@ def test_a_failed_rank_stops_the_others_at_once_and_is_reported() -> None:
     failure = incident("a")
     (stop,) = node.hears(WorkerFailed(failure))
     assert isinstance(stop, Stop)
-    assert stop.grace is Grace.BROKEN
+    assert not stop.planned
     assert row_of(node.state).incident == failure
 
 
@@ -234,7 +231,7 @@ def test_a_finished_node_stays_until_the_job_is_closed() -> None:
 def test_a_finished_node_restarts_when_another_fails_later() -> None:
     node = running()
     node.hears(WorkersDone())
-    assert node.reads(halt(), sealed(2)) == (Stop(Grace.BROKEN, "what they left behind"),)
+    assert node.reads(halt(), sealed(2)) == (Stop("what they left behind"),)
     assert row_of(node.state).phase is Phase.FINISHED
     (again, *_) = node.hears(WorkersGone())
     assert isinstance(again, Start)
@@ -243,7 +240,7 @@ def test_a_finished_node_restarts_when_another_fails_later() -> None:
 def test_a_finished_node_that_is_dropped_waits_for_another_round() -> None:
     node = running("b")
     node.hears(WorkersDone())
-    assert node.reads(halt(), sealed(2, names="a")) == (Stop(Grace.BROKEN, "what they left behind"),)
+    assert node.reads(halt(), sealed(2, names="a")) == (Stop("what they left behind"),)
     node.hears(WorkersGone())
     assert row_of(node.state).phase is Phase.WAITING
 
@@ -252,7 +249,7 @@ def test_a_finished_node_that_was_dropped_from_a_round_that_is_halted_waits_for_
     """It was cut off through all of that, and reads it at once."""
     node = running("b")
     node.hears(WorkersDone())
-    assert node.reads(halt(), sealed(2, names="ac"), halt(2)) == (Stop(Grace.BROKEN, "what they left behind"),)
+    assert node.reads(halt(), sealed(2, names="ac"), halt(2)) == (Stop("what they left behind"),)
     node.hears(WorkersGone())
     assert row_of(node.state).phase is Phase.WAITING
 
@@ -273,7 +270,7 @@ def test_a_node_dropped_while_running_stops_before_anything_else() -> None:
 
 def test_leaving_is_announced_at_once_and_ends_when_the_workers_are_gone() -> None:
     node = running()
-    assert node.hears(SIGTERM) == (Stop(Grace.PLANNED, "received SIGTERM"),)
+    assert node.hears(SIGTERM) == (Stop("received SIGTERM", planned=True),)
     assert (row_of(node.state).leaving, row_of(node.state).phase) == (True, Phase.RUNNING)
     assert node.hears(WorkersGone()) == (Exit(143, "received SIGTERM"),)
     assert row_of(node.state).phase is Phase.STOPPED
@@ -448,7 +445,7 @@ def test_workers_that_finished_in_a_lost_round_do_not_count_in_another_of_the_sa
 
 def test_a_node_whose_run_is_gone_stops_its_workers_and_begins_again() -> None:
     node = running()
-    assert node.hears(RunReplaced("run x has begun there")) == (Stop(Grace.BROKEN, "run x has begun there"),)
+    assert node.hears(RunReplaced("run x has begun there")) == (Stop("run x has begun there"),)
     assert node.hears(WorkersGone()) == (Exit(ExitCode.STORE_LOST, "run x has begun there", rejoin=True),)
 
 
@@ -539,7 +536,7 @@ class TestGracefulStops:
 
     def planned(self) -> Node:
         node = running()
-        node.hears(TakesNotices(1))
+        node.hears(Progressed(1, takes_notices=True))
         node.reads(self.PLAN)
         return node
 
@@ -551,12 +548,12 @@ class TestGracefulStops:
 
     def test_workers_that_report_steps_are_known_to_take_notices(self) -> None:
         node = running()
-        node.hears(TakesNotices(1))
+        node.hears(Progressed(1, takes_notices=True))
         assert (row_of(node.state).takes_notices, row_of(node.state).progressed) == (True, True)
 
     def test_a_plan_is_passed_on_and_answered_once(self) -> None:
         node = running()
-        node.hears(TakesNotices(1))
+        node.hears(Progressed(1, takes_notices=True))
         (effect,) = node.reads(self.PLAN)
         assert effect == Notify(Notice(0, 3, 60.0))
         assert row_of(node.state).answered == 0
@@ -577,7 +574,7 @@ class TestGracefulStops:
     def test_workers_that_stop_as_told_are_stopped_and_not_finished(self) -> None:
         node = self.answered()
         node.reads(StopAt(round=1, step=9))
-        assert node.hears(SteppedDown()) == (Stop(Grace.BROKEN, "what they left behind"),)
+        assert node.hears(WorkersDone(stepped_down=True)) == (Stop("what they left behind"),)
         assert node.hears(WorkersGone()) == ()
         row = row_of(node.state)
         assert (row.phase, row.stepped_down) == (Phase.STOPPED, True)
@@ -586,7 +583,7 @@ class TestGracefulStops:
 
     def test_workers_that_wait_for_a_step_are_let_go_before_they_are_stopped(self) -> None:
         effects = self.answered().reads(halt(reason=HaltReason.FAILURE))
-        assert effects == (Notify(None), Stop(Grace.BROKEN, "b is lost"))
+        assert effects == (Notify(None), Stop("b is lost"))
 
     def test_they_are_let_go_when_there_will_be_no_further_entry(self) -> None:
         assert self.answered().hears(StoreLost()) == (Notify(None),)
@@ -606,13 +603,13 @@ class TestGracefulStops:
 
     def test_a_planned_halt_gives_workers_the_time_to_save(self) -> None:
         planned = Halt(round=1, reason=HaltReason.NODE_LEFT, why="b leaves", planned=True)
-        assert running().reads(planned) == (Stop(Grace.PLANNED, "b leaves"),)
+        assert running().reads(planned) == (Stop("b leaves", planned=True),)
 
     def test_an_announced_leaving_lets_workers_go_on(self) -> None:
         node = running()
         assert node.hears(Leaving("received SIGTERM", 143, 30.0)) == ()
         assert (row_of(node.state).leaving, row_of(node.state).grace) == (True, 30.0)
-        assert node.hears(SIGTERM) == (Stop(Grace.PLANNED, "received SIGTERM"),)
+        assert node.hears(SIGTERM) == (Stop("received SIGTERM", planned=True),)
         assert row_of(node.state).grace == 0.0
 
     @pytest.mark.parametrize("grace", [0.5, 30.0])
@@ -620,13 +617,13 @@ class TestGracefulStops:
         node = self.answered()
         node.hears(Leaving("received SIGTERM", 143, grace))
         node.reads(StopAt(round=1, step=9))
-        node.hears(SteppedDown())
+        node.hears(WorkersDone(stepped_down=True))
         assert node.hears(WorkersGone()) == (), "they may need the store that is here"
         assert node.reads(halt(reason=HaltReason.RESIZE)) == (Exit(143, "received SIGTERM"),)
 
     def test_its_peers_are_not_probed_for_that(self) -> None:
         node = self.answered()
-        after, _ = step(node.state, SteppedDown())
+        after, _ = step(node.state, WorkersDone(stepped_down=True))
         assert failed_round(node.state, after) is None
 
 

@@ -18,7 +18,6 @@ from elastic_core.protocol.node_events import (
     Checkpointed,
     EntriesRead,
     Exit,
-    Grace,
     HistoryReplaced,
     Leaving,
     MakeOffer,
@@ -28,9 +27,7 @@ from elastic_core.protocol.node_events import (
     Probed,
     Progressed,
     Start,
-    SteppedDown,
     Stop,
-    TakesNotices,
     Work,
     WorkerFailed,
     WorkersDone,
@@ -47,7 +44,7 @@ PLAN = Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=60.0)
 def stopping() -> Node:
     """A node that stops its workers because its round was halted."""
     node = running()
-    node.hears(TakesNotices(1))
+    node.hears(Progressed(1, takes_notices=True))
     node.reads(halt())
     return node
 
@@ -55,7 +52,7 @@ def stopping() -> Node:
 def answered() -> Node:
     """A node whose workers have answered a PLAN."""
     node = running()
-    node.hears(TakesNotices(1))
+    node.hears(Progressed(1, takes_notices=True))
     node.reads(PLAN)
     node.hears(Answered(Notice(0, 3, 60.0), (7, 8)))
     return node
@@ -66,7 +63,13 @@ def answered() -> Node:
 
 @pytest.mark.parametrize(
     "event",
-    [WorkersDone(), SteppedDown(), Progressed(1), TakesNotices(1), Answered(Notice(0, 3, 60.0), (1, 1))],
+    [
+        WorkersDone(),
+        WorkersDone(stepped_down=True),
+        Progressed(1),
+        Progressed(1, takes_notices=True),
+        Answered(Notice(0, 3, 60.0), (1, 1)),
+    ],
     ids=lambda event: type(event).__name__,
 )
 def test_events_of_workers_that_are_being_stopped_do_not_change_the_row(event: NodeEvent) -> None:
@@ -79,7 +82,7 @@ def test_events_of_workers_that_are_being_stopped_do_not_change_the_row(event: N
 
 def test_an_answer_that_comes_while_workers_are_stopped_is_none() -> None:
     node = running()
-    node.hears(TakesNotices(1))
+    node.hears(Progressed(1, takes_notices=True))
     node.reads(PLAN)
     node.hears(SIGTERM, Answered(Notice(0, 3, 60.0), (7, 8)))
     assert row_of(node.state).answered == 0
@@ -87,7 +90,7 @@ def test_an_answer_that_comes_while_workers_are_stopped_is_none() -> None:
 
 def test_an_answer_to_something_else_is_none() -> None:
     node = running()
-    node.hears(TakesNotices(1))
+    node.hears(Progressed(1, takes_notices=True))
     node.reads(PLAN)
     node.hears(Answered(Notice(0, 2, 60.0), (7, 8)))
     assert (row_of(node.state).answered, row_of(node.state).steps) == (0, ())
@@ -95,7 +98,7 @@ def test_an_answer_to_something_else_is_none() -> None:
 
 def test_steps_that_workers_of_an_older_round_have_reported_say_nothing_of_these() -> None:
     node = running()
-    node.hears(TakesNotices(0))
+    node.hears(Progressed(0, takes_notices=True))
     assert not row_of(node.state).takes_notices
 
 
@@ -123,7 +126,7 @@ def test_finished_stands_when_the_next_round_was_halted_before_it_was_started() 
 
 def test_a_finished_node_gets_no_plan() -> None:
     node = running()
-    node.hears(TakesNotices(1), WorkersDone())
+    node.hears(Progressed(1, takes_notices=True), WorkersDone())
     assert node.reads(PLAN) == ()
 
 
@@ -296,7 +299,7 @@ def test_a_node_that_leaves_stays_for_nobody_when(why: str) -> None:
     node.hears(Leaving("received SIGTERM", 143, 30.0))
     node.reads(StopAt(round=1, step=9))
     if why.startswith("it was"):
-        node.hears(SteppedDown(), SIGTERM)
+        node.hears(WorkersDone(stepped_down=True), SIGTERM)
         assert node.hears(WorkersGone()) == (Exit(143, "received SIGTERM"),)
     else:
         assert node.hears(WorkersDone()) == (Exit(143, "received SIGTERM"),)
@@ -318,7 +321,7 @@ def test_a_history_without_the_round_stops_its_workers() -> None:
     node = running()
     (stop,) = node.hears(HistoryReplaced(start()))
     assert isinstance(stop, Stop)
-    assert (stop.grace, row_of(node.state).round) == (Grace.BROKEN, 0)
+    assert (stop.planned, row_of(node.state).round) == (False, 0)
 
 
 def ended_elsewhere() -> Ledger:

@@ -24,7 +24,6 @@ from elastic_core.protocol.node_events import (
     AnswerRead,
     Asked,
     FindAnswer,
-    Grace,
     HistoryReplaced,
     Stop,
     WorkersGone,
@@ -292,7 +291,7 @@ def test_monitors_are_asked_before_workers_are_stopped_for_which_a_failed_rank_m
     node = running_node()
     peer = replace(incident("b"), message="RuntimeError: Connection closed by peer", follows_peer=True)
     body = Halt(round=1, reason=HaltReason.FAILURE, why="rank 2 failed", incident=peer)
-    assert node.reads(body) == (Stop(Grace.BROKEN, "rank 2 failed", halt=3),)
+    assert node.reads(body) == (Stop("rank 2 failed", halt=3),)
     node.hears(AnswerFound(Answer(3, "rank 1 sleeps")))
     node.hears(AnswerRead(3))
     assert row_of(node.state).answer == Answer(3, "rank 1 sleeps"), "the leader reads it once the round is over"

@@ -71,7 +71,6 @@ from elastic_core.protocol.node_events import (
     EntriesRead,
     Exit,
     FindAnswer,
-    Grace,
     HistoryReplaced,
     Leaving,
     MakeOffer,
@@ -82,10 +81,8 @@ from elastic_core.protocol.node_events import (
     Progressed,
     RunReplaced,
     Start,
-    SteppedDown,
     Stop,
     StoreLost,
-    TakesNotices,
     Work,
     WorkerFailed,
     WorkersDone,
@@ -114,7 +111,7 @@ SIZE = 2
 """Workers of each node."""
 SIGTERM_EXIT = 143
 VERSIONS = Versions(python="3.11.7", torch="2.13.0")
-GRACES = {Grace.PLANNED: "--shutdown_timeout", Grace.BROKEN: "--failure_grace"}
+GRACES = {True: "--shutdown_timeout", False: "--failure_grace"}
 
 
 @dataclass
@@ -359,7 +356,7 @@ class World:
     def on_steps(self, name: str, *steps: str) -> None:
         node = self.nodes[name]
         node.steps = tuple(map(int, steps))
-        self.hears(node, TakesNotices(node.state.row.round))
+        self.hears(node, Progressed(node.state.row.round, takes_notices=True))
 
     def on_ask(self, name: str, question: str) -> None:
         self.say(name, f"asks for the {question}")
@@ -464,17 +461,17 @@ class World:
         match effect:
             case Start(current, _):
                 self.say(node.name, f"starts its workers of round {current.number}")
-                notices: list[NodeEvent] = [TakesNotices(current.number)] if node.steps else []
+                notices: list[NodeEvent] = [Progressed(current.number, takes_notices=True)] if node.steps else []
                 return notices if node.idle else [Progressed(current.number), *notices]
-            case Stop(grace, why):
-                self.say(node.name, f"stops its workers ({GRACES[grace]}): {why}")
+            case Stop(why, planned):
+                self.say(node.name, f"stops its workers ({GRACES[planned]}): {why}")
                 return [] if node.lingers else [WorkersGone()]
             case Notify(notice) if notice is not None and notice.step is None:
                 self.say(node.name, f"asks its workers to stop; they are at steps {', '.join(map(str, node.steps))}")
                 return [Answered(notice, node.steps)]
             case Notify(notice) if notice is not None:
                 self.say(node.name, f"its workers stop at step {notice.step}, save, and exit with 0")
-                return [SteppedDown()]
+                return [WorkersDone(stepped_down=True)]
             case FindAnswer(index, name, _):
                 self.say(node.name, f"answers for the {name}")
                 return [AnswerFound(Answer(index, f'"{node.name} is fine"'))]

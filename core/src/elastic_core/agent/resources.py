@@ -28,7 +28,7 @@ from elastic_core.gates import JoinedRun
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress_table import ProgressTable
-from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Grace, Leaving, Stop, WorkerFailed
+from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Leaving, Stop, WorkerFailed
 from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import Answer, NodeInfo, Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
@@ -151,7 +151,7 @@ class Resources:
         agent for which no worker has a handler.
         """
         config, group = self.node.config, self.group
-        if stop.grace is not Grace.PLANNED:
+        if not stop.planned:
             early = group.early_exit(failure)
             group.stop(config.failure_grace, broken=True, failure=failure)
             return early

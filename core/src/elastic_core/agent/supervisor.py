@@ -271,7 +271,7 @@ class Supervisor:
             self._check_again(before)
             self._departure.read(event.entries)
         self._row.follow(self.state)
-        if isinstance(event, node_events.WorkersDone):
+        if isinstance(event, node_events.WorkersDone) and not event.stepped_down:
             self._publish(Event("workers_done", f"all local workers of round {self.state.row.round} exited with 0"))
         for effect in effects:
             self._do(effect)

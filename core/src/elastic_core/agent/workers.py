@@ -281,8 +281,7 @@ class WorkerGroup:
         if any(other.exit_code != 0 or other.terminated for other in self.workers):
             return None
         self._drain_streams()
-        left = any(other.leaves for other in self.workers)
-        return node_events.SteppedDown() if left else node_events.WorkersDone()
+        return node_events.WorkersDone(stepped_down=any(other.leaves for other in self.workers))
 
     def notify(self, notice: node_events.Notice | None) -> tuple[int, ...] | None:
         """Send the workers the notice of a PLAN, then read their reports; return each rank's step, or None.
@@ -453,14 +452,14 @@ class WorkerGroup:
                     self._stepped(worker, told)
         return True
 
-    def _stepped(self, worker: Worker, told: worker_channels.Stepped) -> node_events.TakesNotices | None:
+    def _stepped(self, worker: Worker, told: worker_channels.Stepped) -> node_events.Progressed | None:
         """Note the step of a worker. Once all have reported one, they are known to read notices."""
         first = worker.step is None
         worker.step = max(told.step + told.ahead, worker.step or 0)
         worker.leaves = worker.leaves or told.leaves
         self.progress.observe(worker.assignment.rank, Progress(step=told.step))
         known = first and all(other.step is not None for other in self._round.workers.values())
-        return node_events.TakesNotices(worker.assignment.round) if known else None
+        return node_events.Progressed(worker.assignment.round, takes_notices=True) if known else None
 
     def _fail(self, worker: Worker | None, incident: Incident, text: str = "") -> node_events.WorkerFailed | None:
         """Report the first failure, and a later one if it explains the first; ``text`` says why."""

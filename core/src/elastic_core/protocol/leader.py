@@ -104,9 +104,9 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     # A worker failed. If every report so far says that a peer is gone, the report of the cause may still be on its way:
     # give it a moment, because the policies judge the cause.
     if incidents := view.incidents(current):
-        if not view.has_asked_policies(current.number) and view.now < (until := view.cause_known_at(current)):
+        if (asked := view.judgement_of(current.number)) is None and view.now < (until := view.cause_known_at(current)):
             return LookAgain(until)
-        return _decide_failure(view, current, view.judged(current.number) or incidents[0])
+        return _decide_failure(view, current, (asked and asked.incident) or incidents[0])
     # A member is lost, leaves, or stopped by itself. A member that has finished is not needed any more.
     for node_id in ids:
         if node_id not in finished and (halt := _departure_halt(view, current, node_id)) is not None:
@@ -148,7 +148,7 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
     verdict = view.verdict(current.number)
     if not is_charged(first):  # not the workers' fault, e.g. a port that is taken: restart without asking
         verdict = Verdict(Action.RESTART, first.message)
-    elif not view.has_asked_policies(current.number):
+    elif view.judgement_of(current.number) is None:
         if distance_to_cause(first):  # its cause may be reported until all members have stopped (L9)
             return leader_entries.halt_for_incident(current, first)
         return AskPolicies(first)
@@ -326,7 +326,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
     first = replace(first, others=questions.describe_others(view, old, first))
     reason, requeue = halt.verdict or "the failure policy gave up", halt.requeue
     if halt.reason is HaltReason.FAILURE:  # a HALT for GIVING_UP has the verdict, for the next leader too
-        if not view.has_asked_policies(old.number):
+        if view.judgement_of(old.number) is None:
             if distance_to_cause(first) and members.busy:
                 return None
             return AskPolicies(first)

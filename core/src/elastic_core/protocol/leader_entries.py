@@ -87,7 +87,7 @@ def with_judged(view: LeaderView, old: Round, halt: Halt) -> tuple[LeaderView, H
 
     That may have been reported after the HALT. The next round names it, counts it and leaves its host out.
     """
-    judged = view.judged(old.number)
+    judged = None if (asked := view.judgement_of(old.number)) is None else asked.incident
     if judged is None or halt.reason is not HaltReason.FAILURE or judged == halt.incident:
         return view, halt
     halt = replace(halt, incident=judged, why=_describe_incident(judged))

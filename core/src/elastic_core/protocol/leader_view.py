@@ -86,17 +86,13 @@ class LeaderView:
         """The run's durations."""
         return self.ledger.settings.timing
 
-    def has_asked_policies(self, number: int) -> bool:
-        """Whether the policies were asked about round ``number``."""
-        return self.judgement is not None and self.judgement.round == number
+    def judgement_of(self, number: int) -> Judgement | None:
+        """Return the policies' judgement on round ``number``; None if they were not asked about it."""
+        return self.judgement if self.judgement is not None and self.judgement.round == number else None
 
     def verdict(self, number: int) -> Verdict | None:
         """Return the policies' verdict on round ``number``; None if they were not asked, or have not answered."""
-        return self.judgement.verdict if self.judgement is not None and self.has_asked_policies(number) else None
-
-    def judged(self, number: int) -> Incident | None:
-        """Return the incident of round ``number`` that the policies were asked about; None if they were not asked."""
-        return self.judgement.incident if self.judgement is not None and self.has_asked_policies(number) else None
+        return None if (asked := self.judgement_of(number)) is None else asked.verdict
 
     @property
     def age(self) -> float:
@@ -191,11 +187,9 @@ class LeaderView:
         ledger = self.ledger
         if ledger.round is None:
             return ledger.opened_at
-        at, index = (
-            (ledger.round_at, ledger.head.anchors.latest)
-            if ledger.halt is None
-            else (ledger.halt_at, ledger.head.anchors.halt)
-        )
+        at, index = ledger.halt_at, ledger.head.anchors.halt
+        if ledger.halt is None:
+            at, index = ledger.round_at, ledger.head.anchors.latest
         return max([at, *(node.seen_at for node in self.node_views(ledger.round) if node.row.head >= index)])
 
     # Several nodes ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Entry, HaltReason, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.limits import MAX_ASKS
-from elastic_core.protocol.node_events import Exit, Grace, Leaving, MakeOffer, Notice, Notify, Start, Stop, Work
+from elastic_core.protocol.node_events import Exit, Leaving, MakeOffer, Notice, Notify, Start, Stop, Work
 from elastic_core.protocol.roster import Ask, LastCheckpoint, NodeRow, Phase
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
@@ -114,19 +114,19 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return _say(state, incident=incident)
         case node_events.WorkerFailed(incident) if _is_better_cause(state, incident):
             return _say(state, incident=incident)
+        case node_events.WorkersDone(stepped_down=True) if running:
+            return _say(state, stepped_down=True)
         case node_events.WorkersDone() if running:
             return replace(_say(state, phase=Phase.FINISHED, progressed=True), work=Work.DONE)
         case node_events.WorkersGone(alike):
             phase = row.phase if row.phase is Phase.FINISHED else Phase.STOPPED
             return replace(_say(state, phase=phase if row.round else Phase.WAITING, alike=alike), work=Work.NONE)
-        case node_events.Progressed(number) if running and number == row.round:
-            return _say(state, progressed=True)
+        case node_events.Progressed(number, takes_notices) if running and number == row.round:
+            return _say(state, progressed=True, takes_notices=row.takes_notices or takes_notices)
         case node_events.Checkpointed(number) if running and number == row.round:
             return _note_checkpoint(state, event)
         case node_events.Probed(number, unreachable) if number > row.probed and not _is_probe_unneeded(state, event):
             return _say(state, probed=number, unreachable=unreachable)
-        case node_events.TakesNotices(number) if running and number == row.round:
-            return _say(state, takes_notices=True, progressed=True)
         case node_events.Answered(notice, steps) if running and notice == state.sent_notice:
             return _say(state, steps=steps, answered=notice.plan if steps else 0)
         case node_events.Asked(number, name, value) if running and number == row.round:
@@ -137,8 +137,6 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return _say(state, answer=answer)  # of workers that are being stopped
         case node_events.AnswerRead(to) if row.answer is not None and row.answer.to == to == state.asked:
             return _say(state, answer=None)
-        case node_events.SteppedDown() if running:
-            return _say(state, stepped_down=True)
         case node_events.Leaving() if supersedes(state.leaving, event.grace):
             return replace(_say(state, leaving=True, returns=event.rejoin, grace=event.grace), leaving=event)
         case node_events.StoreLost():
@@ -236,7 +234,7 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[node_events.Effect, .
         return state, (end,)
     wanted, dropped = _wanted_round(state), not state.ledger.is_member(state.row.info.node_id)
     if state.work is Work.DONE and (wanted is not None or dropped):
-        return replace(state, work=Work.STOPPING), (Stop(Grace.BROKEN, "what they left behind"),)
+        return replace(state, work=Work.STOPPING), (Stop("what they left behind"),)
     if state.work is Work.NONE:
         if wanted is not None:
             return _start(state, wanted)
@@ -253,25 +251,25 @@ def _unwanted_stop(state: NodeState) -> Stop | None:
     """Return the Stop for workers that must not go on; None while they may."""
     ledger = state.ledger
     if state.leaving is not None and not state.leaving.grace:
-        return Stop(Grace.PLANNED, state.leaving.why)
+        return Stop(state.leaving.why, planned=True)
     if state.row.stepped_down:
-        return Stop(Grace.BROKEN, "what they left behind")
+        return Stop("what they left behind")
     if state.run_replaced:
-        return Stop(Grace.BROKEN, state.run_replaced)
+        return Stop(state.run_replaced)
     incident = state.row.incident
     if incident is not None and not incident.follows_peer:  # else its peer may be here, about to end
-        return Stop(Grace.BROKEN, "a local worker failed")
+        return Stop("a local worker failed")
     if ledger.closed is not None:
-        return Stop(Grace.BROKEN, f"the job is closed: {ledger.closed.why}")
+        return Stop(f"the job is closed: {ledger.closed.why}")
     if ledger.halt is not None:
         planned = ledger.halt.planned or ledger.halt.reason is HaltReason.RESIZE
         lost_peer = not planned and ledger.halt.incident is not None and ledger.halt.incident.follows_peer
         index = ledger.head.anchors.halt if lost_peer else 0
-        return Stop(Grace.PLANNED if planned else Grace.BROKEN, ledger.halt.why, index)
+        return Stop(ledger.halt.why, planned, index)
     if not state.row.round:
-        return Stop(Grace.BROKEN, "the store lost the round that they are of, and the job has gone on without it")
+        return Stop("the store lost the round that they are of, and the job has gone on without it")
     if ledger.round is not None and ledger.round.number != state.row.round:
-        return Stop(Grace.BROKEN, f"round {ledger.round.number} follows: {ledger.round.why}")
+        return Stop(f"round {ledger.round.number} follows: {ledger.round.why}")
     return None
 
 

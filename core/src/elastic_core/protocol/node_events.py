@@ -69,6 +69,8 @@ class WorkerFailed(NodeEvent):
 class WorkersDone(NodeEvent):
     """Every local worker of the round exited with 0."""
 
+    stepped_down: bool = False  # whether at least one of them did so because of a notice
+
 
 @dataclass(frozen=True, slots=True)
 class WorkersGone(NodeEvent):
@@ -82,6 +84,7 @@ class Progressed(NodeEvent):
     """The round made its first progress on this node (rule L4)."""
 
     round: int
+    takes_notices: bool = False  # whether every local worker has reported a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +103,6 @@ class Probed(NodeEvent):
 
     round: int
     unreachable: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TakesNotices(NodeEvent):
-    """Every local worker of the round has reported a step."""
-
-    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +134,6 @@ class AnswerRead(NodeEvent):
     """The answer to a QUESTION has stood in the row for long enough."""
 
     to: int  # the index of the QUESTION
-
-
-@dataclass(frozen=True, slots=True)
-class SteppedDown(NodeEvent):
-    """Every local worker has exited with 0, at least one of them because of a notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,19 +181,14 @@ class Start:
     restart_count: int
 
 
-class Grace(enum.Enum):
-    """How long workers get between SIGTERM and SIGKILL."""
-
-    PLANNED = "planned"  # ``--shutdown_timeout``: a healthy round is stopped
-    BROKEN = "broken"  # ``--failure_grace``: a peer is gone, and most workers hang in a collective
-
-
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Stop all workers, and report when no process is left."""
 
-    grace: Grace
     why: str
+    planned: bool = False
+    """Whether the round is healthy: the workers have ``--shutdown_timeout`` between SIGTERM and SIGKILL. Otherwise a
+    peer is gone, most workers hang in a collective, and they have ``--failure_grace``."""
     halt: int = 0  # the index of a HALT whose failure follows from the loss of a peer: ask the monitors first
 
 

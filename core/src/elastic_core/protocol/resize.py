@@ -62,9 +62,8 @@ def next_resize(view: LeaderView, current: Round) -> tuple[float, str]:
     """
     case = _case(view, current)
     seconds = seconds_until_resize(case)
-    return view.now + seconds, _describe_wait(
-        view, current, case
-    ) if seconds and case.waited >= ANNOUNCE_SECONDS else ""
+    is_told = seconds and case.waited >= ANNOUNCE_SECONDS
+    return view.now + seconds, _describe_wait(view, current, case) if is_told else ""
 
 
 def _describe_wait(view: LeaderView, current: Round, case: ResizeCase) -> str:
