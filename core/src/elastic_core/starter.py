@@ -4,18 +4,7 @@ The request for it is the first act of a launch, so it is found without a scan o
 distribution installs a file ``elastic_starters/NAME.txt`` beside its package, with ``module:function``. The function is
 called with the run as far as it is known, and the environment that all workers share; it returns a :class:`Starter`, or
 None if the run is to have none. Without a starter, each worker is a new interpreter.
-
-The process of a starter uses names of ``elastic_core.warden``. Its entry is called with the descriptor of a socket.
-``Channel`` reads messages from it: first the starter's own order, then requests, each with descriptors, whose names
-``request["descriptors"]`` has in their order. It answers once with ``{"event": "ready", "text": …, "fields": {…}}``, or
-``{"event": "failed", "reason": …}``, and ends when the channel closes.
-
-A request has a ``kind``: ``WORKER`` (``argv``, ``env``, ``cwd``, ``cpus``, ``ignored``), ``SERVICE`` (``entry``,
-``arguments``) or ``STARTER`` (a request of ``Starter.growth``; ``control`` is the socket of the process that replaces
-this one). The warden, whose pid is ``warden``, is to become the parent, so the process, which has one thread and blocks
-all signals, forks twice (``die_once_adopted``). On the descriptor ``pipe`` it writes ``pid N`` and a newline, and just
-before the program begins ``ok N MISSING`` and a newline: how many modules it imports itself, as far as that is known.
-A request that it cannot fulfil is answered with ``no REASON``.
+``elastic_core.warden`` has what the process itself needs; ``warden.starter`` describes its protocol.
 """
 
 from __future__ import annotations

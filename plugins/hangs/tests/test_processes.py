@@ -1,4 +1,4 @@
-"""What real processes have used."""
+"""Resources that real processes have used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``ps`` and ``/proc`` show of a fork server and of its forks."""
+"""The title of a fork server and of its forks in ``ps`` and ``/proc``."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _DEATH_MAX_SECONDS = 1.0  # from the end of a warden's connection to its death
 
 
 class SpawnRequest(NamedTuple):
-    """What :meth:`Warden.spawn` starts; JSON.
+    """The program that :meth:`Warden.spawn` starts; JSON.
 
     With ``warm`` the starter forks it once it is ready (:meth:`Warden.begin_starter`), if its command is the starter's
     but for the program's arguments. Else StartedFresh, with the reason, comes before Spawned.

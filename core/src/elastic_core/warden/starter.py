@@ -6,6 +6,18 @@ would (``elastic_core.starter``).
 
 Modules that programs import late should not delay the first start. So once the starter is idle, it forks a successor
 that imports these modules too and replaces it. Nothing in here blocks.
+
+The entry is called with the descriptor of a socket. ``Channel`` reads messages from it: first the starter's own order,
+then requests, each with descriptors, whose names ``request["descriptors"]`` has in their order. The starter answers
+once with ``{"event": "ready", "text": …, "fields": {…}}``, or ``{"event": "failed", "reason": …}``, and ends when the
+channel closes.
+
+A request has a ``kind``: ``WORKER`` (``argv``, ``env``, ``cwd``, ``cpus``, ``ignored``), ``SERVICE`` (``entry``,
+``arguments``) or ``STARTER`` (a request of ``Starter.growth``; ``control`` is the socket of the process that replaces
+this one). The warden, whose pid is ``warden``, is to become the parent, so the process, which has one thread and blocks
+all signals, forks twice (``die_once_adopted``). On the descriptor ``pipe`` it writes ``pid N`` and a newline, and just
+before the program begins ``ok N MISSING`` and a newline: how many modules it imports itself, as far as that is known.
+A request that it cannot fulfil is answered with ``no REASON``.
 """
 
 from __future__ import annotations

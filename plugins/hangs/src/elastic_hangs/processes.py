@@ -1,4 +1,4 @@
-"""What /proc tells of workers that may hang: what they have used, and whether a signal would end what they wait for."""
+"""Facts from /proc about workers that may hang: their use of CPUs and disks, and the call in which they wait."""
 
 from __future__ import annotations
 
