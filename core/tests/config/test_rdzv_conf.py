@@ -119,6 +119,8 @@ def test_a_handler_of_others_gets_every_key_and_core_its_own_two() -> None:
     assert conf.timing == Timing(fence_after=9)
     waits = parse_conf("join_timeout=7", backend="mine", options=RendezvousOptions(handler=True))
     assert (waits.backend, waits.timing) == ({"join_timeout": "7"}, Timing(join_timeout=7))
+    sealed = parse_conf("order=1,token_file=t", backend="mine", options=RendezvousOptions(handler=True))
+    assert (sealed.backend, sealed.token_file) == ({}, "t"), "which the backend refuses"
     endless = parse_conf("join_timeout=-1", backend="mine", options=RendezvousOptions(handler=True))
     assert (endless.backend, endless.timing) == ({"join_timeout": "-1"}, Timing())
 
@@ -129,14 +131,6 @@ HANDLER, ALONE, ANY = RendezvousOptions(handler=True), RendezvousOptions(single_
 @pytest.mark.parametrize(
     ("nnodes", "spares", "options", "node_rank", "message"),
     [
-        (
-            "4,6,8",
-            0,
-            HANDLER,
-            None,
-            "--nnodes '4,6,8': the mine backend is a rendezvous handler that decides by itself",
-        ),
-        ("4:8", 2, HANDLER, None, "--spares=2: the mine backend is a rendezvous handler that decides by itself"),
         ("1", 1, ALONE, None, "--spares=1: with the mine backend no other node can join, so there is no spare."),
         ("2", 1, ANY, 0, "--spares=1: nodes that are numbered by hand have no spares: a spare has no number."),
     ],

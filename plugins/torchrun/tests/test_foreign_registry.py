@@ -146,6 +146,17 @@ def test_a_job_token_is_refused() -> None:
         backend.elastic_make_rendezvous(parameters(token=JobToken(bytes(range(40)), "test")))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "given"), [({"sizes": (4, 6, 8)}, "--nnodes '4,6,8'"), ({"spares": 2}, "--spares=2")]
+)
+def test_sizes_and_spares_are_refused(nodes: dict[str, Any], given: str) -> None:
+    program = Program(ProgramKind.SCRIPT, "train.py")
+    config = RunConfig(program=program, min_nodes=4, max_nodes=8, rdzv_backend="mine", **nodes)
+    with pytest.raises(UsageError) as refused:
+        registry.HandlerPlugin("mine", Bare).elastic_configure(config)
+    assert refused.value.message.startswith(f"{given}: the mine backend is a rendezvous handler that decides by itself")
+
+
 def test_a_factory_that_makes_no_handler_is_named() -> None:
     with pytest.raises(PluginError, match=r"'mine' is made by .*<lambda>, which returned 'a string'\."):
         made_by(lambda: "a string")

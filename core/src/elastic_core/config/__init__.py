@@ -14,8 +14,8 @@ NAMES = {
     "config.environment": "flag_variable inheritable threads",
     "config.flag": "Flag flags_in",
     "config.program": "Program ProgramKind arguments_digest interpreter name python_program",
-    "config.rdzv_conf": "LOCAL NUMBERED RendezvousConf SHUTDOWN_VARIABLE check_nodes no_ledger "
-    "parse_conf scheduler_uid settle shutdown_timeout",
+    "config.rdzv_conf": "LOCAL NUMBERED RendezvousConf SHUTDOWN_VARIABLE check_nodes parse_conf "
+    "scheduler_uid settle shutdown_timeout",
     "config.run": "DEFAULT_ID EXIT_BARRIER LINE_PREFIX MAX_RESTARTS MONITOR_INTERVAL PlainSettings RunConfig Timing "
     "describe_limit",
 }

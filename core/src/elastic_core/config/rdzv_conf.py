@@ -13,7 +13,6 @@ from elastic_core.config import parse as values
 from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import SHUTDOWN_TIMEOUT, Timing
 from elastic_core.errors import UsageError, did_you_mean
-from elastic_core.rendezvous import job_token
 from elastic_core.rendezvous.endpoint import split_host_port
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def parse_conf(text: str, *, backend: str, options: RendezvousOptions) -> Rendez
 
     Args:
         backend: The backend's name, for messages.
-        options: The backend's options. A foreign handler gets all keys, known or not; core reads two.
+        options: The backend's options. A foreign handler gets all keys, known or not, but ``order`` and ``token_file``.
 
     Raises:
         UsageError: A pair has no ``=``, a key is unknown or given twice, a duration is not a number of seconds, or
@@ -72,15 +71,12 @@ def parse_conf(text: str, *, backend: str, options: RendezvousOptions) -> Rendez
     """
     pairs = _pairs(text)
     if options.handler:
-        if TOKEN_FILE in pairs:
-            raise no_ledger(backend)
         read = {key: _seconds(key, pairs[key]) for key in ("fence_after",) if key in pairs}
         with suppress(UsageError, KeyError):  # the handler's own key of this name may have other values
             if (value := _seconds("join_timeout", pairs["join_timeout"])) > 0:
                 read["join_timeout"] = value
-        return RendezvousConf(
-            backend={key: value for key, value in pairs.items() if key != ORDER}, timing=Timing(**read)
-        )
+        theirs = {key: value for key, value in pairs.items() if key not in (ORDER, TOKEN_FILE)}
+        return RendezvousConf(backend=theirs, timing=Timing(**read), token_file=pairs.get(TOKEN_FILE))
     own = {*TIMING_KEYS, RUN_UID, TOKEN_FILE, ORDER}
     known = own | {*options.conf}
     reasons = {**TORCH_KEYS, **options.ignored}
@@ -111,15 +107,6 @@ def parse_conf(text: str, *, backend: str, options: RendezvousOptions) -> Rendez
         order=pairs.get(ORDER, "")[:ORDER_MAX_CHARACTERS],
         backend={key: value for key, value in pairs.items() if key not in (*own, *ignored)},
         without_effect=tuple(f"--rdzv_conf {key}={pairs[key]} has no effect: {reasons[key]}." for key in ignored),
-    )
-
-
-def no_ledger(backend: str) -> UsageError:
-    """Return the error for a job token with a backend that keeps no ledger."""
-    return UsageError(
-        f"The {backend} backend is a rendezvous handler of others, where a job token protects nothing.",
-        hint=f"Unset {job_token.TOKEN_VARIABLE} and leave out {TOKEN_FILE}, or take a backend of Elastic's, such as "
-        "c10d, redis, etcd or file.",
     )
 
 
@@ -189,12 +176,6 @@ def check_nodes(
         raise UsageError(f"{given}: with --standalone no other node can join.", hint=hint)
     if nnodes.most > 1 and options.single_node:
         raise UsageError(f"{given}: with the {backend} backend no other node can join.", hint=meet)
-    if options.handler and (nnodes.sizes or spares):
-        raise UsageError(
-            f"{given if nnodes.sizes else f'--spares={spares}'}: the {backend} backend is a rendezvous handler that "
-            "decides by itself which nodes form a round, and takes only a minimum and a maximum.",
-            hint=f"Write --nnodes={nnodes.least}:{nnodes.most} without --spares, or use a backend of Elastic's.",
-        )
     if spares and options.single_node:
         what = f"--spares={spares}: with the {backend} backend no other node can join, so there is no spare."
         raise UsageError(what, hint=meet)

@@ -16,7 +16,8 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 from elastic_core import hookimpl
-from elastic_core.config import EXIT_BARRIER, MONITOR_INTERVAL, RunConfig, no_ledger
+from elastic_core.config import EXIT_BARRIER, MONITOR_INTERVAL, RunConfig
+from elastic_core.config.parse import NodeRange
 from elastic_core.errors import PluginError, RendezvousError, UsageError
 from elastic_core.host import ANY_FORM, advertised_address
 from elastic_core.rendezvous import RendezvousBackend, RendezvousHandler, RendezvousOptions, RendezvousParameters
@@ -162,7 +163,19 @@ class HandlerPlugin:
 
     @hookimpl
     def elastic_configure(self, config: RunConfig) -> None:
-        """Note the run's durations that concern handlers."""
+        """Note the run's durations that concern handlers.
+
+        Raises:
+            UsageError: The run has sizes or spares.
+        """
+        if config.sizes or config.spares:
+            nodes = NodeRange(config.min_nodes, config.max_nodes, config.sizes)
+            raise UsageError(
+                f"{f'--nnodes {str(nodes)!r}' if config.sizes else f'--spares={config.spares}'}: the "
+                f"{config.rdzv_backend} backend is a rendezvous handler that decides by itself which nodes form a "
+                "round, and takes only a minimum and a maximum.",
+                hint=f"Write --nnodes={nodes.least}:{nodes.most} without --spares, or use a backend of Elastic's.",
+            )
         self._monitor_interval, self._exit_barrier = config.monitor_interval, config.exit_barrier
 
     @hookimpl
@@ -177,7 +190,11 @@ class HandlerPlugin:
         from elastic_torchrun.foreign.node import Settings
 
         if params.token is not None:
-            raise no_ledger(params.backend)
+            raise UsageError(
+                f"The {params.backend} backend is a rendezvous handler of others, where a job token protects nothing.",
+                hint="Unset ELASTIC_JOB_TOKEN and leave out token_file, or take a backend of Elastic's, such as c10d, "
+                "redis, etcd or file.",
+            )
         settings = Settings(
             backend=params.backend, monitor_interval=self._monitor_interval, exit_barrier=self._exit_barrier
         )
