@@ -302,7 +302,7 @@ def test_every_plugin_has_its_sources_in_src() -> None:
 
 def test_core_knows_every_distribution_and_what_it_brings() -> None:
     """But for the handlers, which torchrun asks for; ``--rdzv_backend`` has a backend for each."""
-    kinds = {group.value: group.kind for group in Group if group not in (Group.HANDLERS, Group.FLAGS)}
+    kinds = {group.key: group.kind for group in Group if group not in (Group.HANDLERS, Group.FLAGS)}
     flags = dict[str, list[str]]()
     catalogue = Catalogue.read()
     for name, flag in declared_flags(catalogue).items():

@@ -355,24 +355,20 @@ PEER_LOST, ENDED_EARLY = "peer", "early"
 class Failure:
     """One failure of the past that spent a restart, as the ledger remembers it.
 
+    A field is that of the :class:`Incident`, or of its explanation, unless it is listed here. Of texts 40 characters
+    are kept.
+
     Attributes:
-        round: The round that it ended.
         rank: The rank of the worker that failed first; None where the workers could not be started.
-        host: The name of its host, as :attr:`Incident.host`, at most 40 characters.
-        exception: As :attr:`Incident.exception`, at most 40 characters.
-        exit_code: As :attr:`Incident.exit_code`.
-        step: As :attr:`Incident.step`, or the newest of any other rank; None where it does not count on over rounds.
+        step: Also the newest of any other rank; None where it does not count on over rounds.
         seconds_ago: How long ago the round that followed it began.
         new_checkpoint: Whether its round had saved a checkpoint that is newer than those of the rounds before.
-        place: As :attr:`Incident.place`, at most 40 characters.
-        digest: As :attr:`Incident.digest`; :data:`PEER_LOST` where it follows from the loss of a peer, and
-            :data:`ENDED_EARLY` for a rank that ended before the others. What ranks say of these differs.
-        after: As :attr:`Incident.after`; None where it is not known.
+        digest: :data:`PEER_LOST` where it follows from the loss of a peer, and :data:`ENDED_EARLY` for a rank that
+            ended before the others. What ranks say of these differs.
+        after: None where it is not known.
         moved: Whether the workers of its round moved, as far as their output shows: a bar that begins anew in each
             round moves, although its steps cannot be compared.
-        checkpoint: The name of :attr:`Incident.checkpoint`, at most 40 characters.
-        failure_class: As :attr:`Incident.failure_class`.
-        hosts_fault: As :attr:`Explanation.hosts_fault`.
+        checkpoint: The name of the file.
     """
 
     round: int

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 from elastic_core.questions import ANSWER_MAX_BYTES, encode
-from elastic_core.threads import PatientThread, bounded
+from elastic_core.threads import asked, bounded
 
 LAST_WORDS_SECONDS, LAST_WORDS_MAX_CHARACTERS = 0.5, 400  # of a monitor, before workers are stopped
 FOLLOW_SECONDS = 20.0  # how long a follower of reports may take
@@ -47,8 +47,7 @@ class RoundQuestions:
         self.finders: dict[str, Callable[[object], object]] = {}
         self.followers: list[tuple[str, Callable[[Any], object]]] = []
         self.last_words: list[tuple[Callable[[], object], float]] = []
-        self._reports: list[tuple[str, object]] = []  # those that followers have yet to take
-        self._lock = threading.Lock()
+        self._passed: Future[None] | None = None  # done once followers have taken the newest report
 
     def find(self, name: str, value: object) -> str:
         """Return the answer to a question as JSON; ``null`` where no monitor has one."""
@@ -61,12 +60,9 @@ class RoundQuestions:
 
     def take(self, name: str, report: object) -> None:
         """Pass a report on to its followers, in order, on a thread of their own."""
-        if not any(name == followed for followed, _ in self.followers):
-            return
-        with self._lock:
-            self._reports.append((name, report))
-            if len(self._reports) == 1:
-                PatientThread(target=self._pass_on, name="elastic-reports", daemon=True).start()
+        if takers := [take for followed, take in self.followers if followed == name]:
+            pass_on = partial(self._pass_on, name, report, takers, self._passed)
+            self._passed = asked(pass_on, name="elastic-reports")
 
     def say_last(self) -> str:
         """Return what monitors say of workers that are about to be stopped; blocks as long as they may take."""
@@ -78,18 +74,16 @@ class RoundQuestions:
                 continue
         return "; ".join(text[:LAST_WORDS_MAX_CHARACTERS] for text in said if isinstance(text, str) and text)
 
-    def _pass_on(self) -> None:
-        more = True
-        while more:
-            name, report = self._reports[0]
-            for take in [take for followed, take in self.followers if followed == name]:
-                try:
-                    bounded(partial(take, report), FOLLOW_SECONDS)
-                except TimeoutError:
-                    self._publish(_failed(f"a monitor has taken the report on {name!r} for {FOLLOW_SECONDS:g} s"))
-            with self._lock:
-                del self._reports[0]
-                more = bool(self._reports)
+    def _pass_on(
+        self, name: str, report: object, takers: Sequence[Callable[[Any], object]], former: Future[None] | None
+    ) -> None:
+        if former is not None:
+            wait([former])
+        for take in takers:
+            try:
+                bounded(partial(take, report), FOLLOW_SECONDS)
+            except TimeoutError:
+                self._publish(_failed(f"a monitor has taken the report on {name!r} for {FOLLOW_SECONDS:g} s"))
 
 
 def _failed(message: str) -> Event:

@@ -52,7 +52,7 @@ def flags(
     offers = []
     if answer is not None:
         point = type("Point", (Installed,), {"plugin": Answers(answer)})(
-            name, f"its [{variable}]", Group.SCHEDULERS.value
+            name, f"its [{variable}]", Group.SCHEDULERS.key
         )
         offers.append(InstalledPlugin(Group.SCHEDULERS, name, "its-scheduler", "1", point))
 

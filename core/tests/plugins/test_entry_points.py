@@ -12,7 +12,7 @@ from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin,
 def offer(
     name: str, group: Group = Group.RENDEZVOUS, distribution: str = "dist", value: str = "module"
 ) -> InstalledPlugin:
-    return InstalledPlugin(group, name, distribution, "1.0", metadata.EntryPoint(name, value, group.value))
+    return InstalledPlugin(group, name, distribution, "1.0", metadata.EntryPoint(name, value, group.key))
 
 
 CATALOGUE = Catalogue(

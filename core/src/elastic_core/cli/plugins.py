@@ -49,7 +49,7 @@ def _listed(offer: InstalledPlugin, catalogue: Catalogue) -> Listed:
             hooks = tuple(hooks_of(plugin, str(offer)))
     except PluginError as exc:
         error = exc.message
-    return Listed(offer.name, offer.group.value, offer.distribution, offer.version, summary, hooks, error)
+    return Listed(offer.name, offer.group.key, offer.distribution, offer.version, summary, hooks, error)
 
 
 def _summary(plugin: object, offer: InstalledPlugin | None = None) -> str:

@@ -12,7 +12,7 @@ import enum
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Protocol
@@ -21,44 +21,26 @@ from elastic_core.errors import PluginError, did_you_mean, how_to_install, in_on
 from elastic_core.hookspecs import PROJECT
 
 
-class Group(str, enum.Enum):
-    """The entry-point groups. A name is unique within its group."""
+class Group(enum.Enum):
+    """The entry-point groups, the noun for a member in messages, and the flag by which a run names one.
 
-    RENDEZVOUS = "elastic.rendezvous"  # backends; only the one that a run names is imported
-    PLUGINS = "elastic.plugins"  # on when named, by ``--plugin`` or ``ELASTIC_PLUGINS``
-    AUTOLOAD = "elastic.autoload"  # observers, checks, policies: on once installed, off with ``--no_plugin``
-    WORKER = "elastic.worker"  # the part of a plugin in workers, on when named; the agent never imports it
-    HANDLERS = "torchrun.handlers"  # rendezvous handlers for torchrun; only the one that a run names is imported
-    ADAPTERS = "elastic.adapters"  # make backends of other objects (:class:`Adapter`); imported when one is needed
-    FLAGS = "elastic.flags"  # flags of ``elastic run``, under the name of the plugin that reads them
-    COMMANDS = "elastic.commands"  # subcommands of ``elastic``; imported when called
-    JOBS = "elastic.jobs"  # find a running job for commands that name no store; imported by these
-    SCHEDULERS = "elastic.schedulers"  # defaults of flags; imported inside a job of the scheduler (``cli/scheduler``)
+    A name is unique within its group.
+    """
 
-    @property
-    def kind(self) -> str:
-        """The key of ``distributions.toml`` for the names of the group."""
-        return self.value.removeprefix("elastic.")
+    RENDEZVOUS = "elastic.rendezvous", "rendezvous backend", "--rdzv_backend"  # only the one of the run is imported
+    PLUGINS = "elastic.plugins", "plugin", "--plugin"  # on when named, by ``--plugin`` or ``ELASTIC_PLUGINS``
+    AUTOLOAD = "elastic.autoload", "plugin", "--plugin"  # on once installed, off with ``--no_plugin``
+    WORKER = "elastic.worker", "plugin", "--plugin"  # its part in workers, on when named; never imported by the agent
+    HANDLERS = "torchrun.handlers", "rendezvous handler", "--rdzv_backend"  # for torchrun; imported as a backend is
+    ADAPTERS = "elastic.adapters", "adapter", ""  # make backends of other objects; imported when one is needed
+    FLAGS = "elastic.flags", "declaration of flags", ""  # of ``elastic run``; named as the plugin that reads them
+    COMMANDS = "elastic.commands", "command", ""  # subcommands of ``elastic``; imported when called
+    JOBS = "elastic.jobs", "finder of jobs", ""  # find a job for commands that name no store; imported by these
+    SCHEDULERS = "elastic.schedulers", "scheduler", ""  # defaults of flags; imported inside a job of the scheduler
 
-    @property
-    def noun(self) -> str:
-        """The word for a member of the group in messages."""
-        nouns = {
-            Group.RENDEZVOUS: "rendezvous backend",
-            Group.HANDLERS: "rendezvous handler",
-            Group.ADAPTERS: "adapter",
-            Group.FLAGS: "declaration of flags",
-            Group.COMMANDS: "command",
-            Group.JOBS: "finder of jobs",
-            Group.SCHEDULERS: "scheduler",
-        }
-        return nouns.get(self, "plugin")
-
-
-_FLAGS: Mapping[Group, str] = {
-    **dict.fromkeys((Group.RENDEZVOUS, Group.HANDLERS), "--rdzv_backend"),
-    **dict.fromkeys((Group.PLUGINS, Group.AUTOLOAD, Group.WORKER), "--plugin"),
-}  # the flag by which a run names a member of the group
+    def __init__(self, key: str, noun: str, flag: str) -> None:
+        self.key, self.noun, self.flag = key, noun, flag
+        self.kind = key.removeprefix("elastic.")  # the key of ``distributions.toml`` for the names of the group
 
 
 class Adapter(Protocol):
@@ -103,13 +85,13 @@ class Catalogue:
     """All installed plugins, read once: reading takes milliseconds, and longer with more distributions."""
 
     def __init__(self, offers: Iterable[InstalledPlugin]) -> None:
-        self._offers = sorted(offers, key=lambda offer: (offer.group.value, offer.name, offer.distribution))
+        self._offers = sorted(offers, key=lambda offer: (offer.group.key, offer.name, offer.distribution))
 
     @classmethod
     def read(cls) -> Catalogue:
         """Return the plugins of the distributions that are on ``sys.path`` now."""
         found = metadata.entry_points()
-        points = [(group, point) for group in Group for point in found.select(group=group.value)]
+        points = [(group, point) for group in Group for point in found.select(group=group.key)]
         described = functools.cache(_name_and_version)  # each look parses all metadata of a distribution
         return cls(
             InstalledPlugin(group, point.name, *described(distribution), point)
@@ -159,8 +141,8 @@ class Catalogue:
         if others:
             hint += f" Not installed: {', '.join(f'{each} ({source})' for each, source in others.items())}."
         for group in Group:
-            if name in self.names(group) and (flag := _FLAGS.get(group)) is not None:
-                hint = f"It is a {group.noun}: {flag}={name}."
+            if name in self.names(group) and group.flag:
+                hint = f"It is a {group.noun}: {group.flag}={name}."
         return PluginError(f"There is no {noun} {name!r}.{did_you_mean(name, [*installed, *others])}", hint=hint)
 
 

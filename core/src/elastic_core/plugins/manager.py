@@ -43,11 +43,7 @@ if TYPE_CHECKING:
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer
 
-OBSERVING = (
-    "elastic_observe",
-    "elastic_run_starts",
-    "elastic_run_ends",
-)
+OBSERVING = ("elastic_observe", "elastic_run_starts", "elastic_run_ends")
 """The hooks of observers: a plugin that raises in one of them is switched off, and the job goes on."""
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
@@ -88,7 +84,6 @@ class Plugins:
             raise PluginError(f"The {described} has the name of another one.", hint="Rename its entry point.")
         if not self._manager.is_registered(plugin):  # one module may serve as backend and as plugin
             self._manager.register(plugin, name)
-            self._manager.check_pending()  # that every implementation has its hook; hooks_of has refused others before
             self._described[name] = described
 
     def register_backend(self, name: str, plugin: object, *, described: str | None = None) -> None:
@@ -223,8 +218,7 @@ class Plugins:
                     said.append(impl(gate=gate))
                 except Exception as exc:
                     waiting.remove(impl)
-                    for event in failure_events("plugin_failed", impl, exc, "It is not asked again; workers start."):
-                        self.publish(event)
+                    self._report(impl, exc, "It is not asked again; workers start.")
             return "; ".join(filter(None, said))
 
         return ask if waiting else None
@@ -245,8 +239,11 @@ class Plugins:
             try:
                 impl(round=round)
             except Exception as exc:
-                for event in failure_events("plugin_failed", impl, exc, "It does not watch this round."):
-                    self.publish(event)
+                self._report(impl, exc, "It does not watch this round.")
+
+    def _report(self, impl: Implementation, exc: Exception, consequence: str) -> None:
+        for event in failure_events("plugin_failed", impl, exc, consequence):
+            self.publish(event)
 
     def close(self, timeout: float) -> tuple[str, ...]:
         """Wait up to ``timeout`` seconds until the observers have finished; return the names of those that have not."""
@@ -308,9 +305,8 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     known = catalogue.names(Group.AUTOLOAD, Group.PLUGINS, Group.WORKER)
     for name in config.no_plugin:
         if name not in known:
-            raise PluginError(
-                f"--no_plugin {name!r} switches nothing off: no such plugin is installed.{did_you_mean(name, known)}"
-            )
+            message = f"--no_plugin {name!r} switches nothing off: no such plugin is installed."
+            raise PluginError(message + did_you_mean(name, known))
     plugins = Plugins()
     named = [name for name in dict.fromkeys(config.plugins) if name not in config.no_plugin]
     plugins.in_workers = tuple(name for name in named if name in catalogue.names(Group.WORKER))
@@ -355,7 +351,6 @@ def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequen
 
 def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
     """Return core's own plugins for a run, by name; without a run, those that every run has."""
-
     plugins: dict[str, object] = {
         "max-restarts": builtin.MaxRestartsPolicy(),
         "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),

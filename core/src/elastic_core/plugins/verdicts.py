@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from elastic_core.events import Event, Level
+from elastic_core.events import Event, Field, Level
 from elastic_core.incidents import (
     MAX_DELAY_SECONDS,
     MAX_EXCLUSION_SECONDS,
@@ -134,7 +134,7 @@ def answers(
         question, name = QUESTIONS[plugin.hook], plugin.plugin
         if not answer.done():
             message = f"The plugin {name!r} {question.late.format(timeout=timeout, **facts)}"
-            fields = {"plugin": name, "timeout_s": timeout}
+            fields: dict[str, Field] = {"plugin": name, "timeout_s": timeout}
             report(Event(f"{question.kind}_timed_out", message, Level.WARNING, fields))
         elif (exc := answer.exception()) is not None:
             for event in failure_events(f"{question.kind}_failed", plugin, exc, question.failed.format(**facts)):
