@@ -18,7 +18,7 @@ from elastic_core.protocol.node import NodeState, row_of
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo, NodeRow, Slots
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_core.session.contact import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
 from elastic_core.session.join import Applicant
 from elastic_core.session.runtime import Runtime

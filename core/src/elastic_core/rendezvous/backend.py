@@ -257,7 +257,7 @@ class ReplaceableServer(ABC):
 
 
 class HandlerStore(ABC):
-    """Mixin of a backend whose store is private to this node, over a ``RendezvousHandler``.
+    """Mixin of a backend whose store is private to this node, over a handler in torch's form.
 
     Attributes:
         job_id: The job's id, if the handler names it; '' for ``--rdzv_id``.

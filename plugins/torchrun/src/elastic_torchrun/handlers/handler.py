@@ -49,14 +49,7 @@ from elastic_core.protocol import (
     row_of,
     step,
 )
-from elastic_core.rendezvous import (
-    BootstrapStoreInfo,
-    RendezvousBackend,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    protect,
-)
+from elastic_core.rendezvous import RendezvousBackend, RendezvousParameters, protect
 from elastic_core.session import (
     FENCE_SHARE,
     FIRST_CONNECTION_SECONDS,
@@ -75,6 +68,7 @@ from elastic_torchrun.handlers.close import close_run
 from elastic_torchrun.handlers.command import command_of
 from elastic_torchrun.handlers.console import say
 from elastic_torchrun.handlers.errors import torchs_errors
+from elastic_torchrun.rendezvous_api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 
 AGREED = ("torchrun",)
 """The text of such nodes in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
