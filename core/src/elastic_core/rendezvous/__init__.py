@@ -19,7 +19,7 @@ NAMES = {
     "RendezvousStateError RendezvousTimeoutError",
     "rendezvous.backend": "Cursor FoundJob HandlerStore HeartbeatReply Link MAX_VALUE_BYTES ORIGIN "
     "RendezvousBackend ReplaceableServer RosterRow StoreWarning TOMBSTONE WorkersStore "
-    "check_size copy_traits",
+    "WrappedBackend check_size",
     "rendezvous.endpoint": "FORM HostPort ip_address timeouts",
     "rendezvous.job_token": "TOKEN_VARIABLE read_token",
     "rendezvous.options": "RendezvousOptions RendezvousParameters boolean positive_seconds",
