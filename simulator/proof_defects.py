@@ -81,7 +81,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "no plugin is asked for gone nodes",
         "LeaderDriver.turn",
-        "self._ask_who_is_gone(silent)",
+        "self.plugins.ask_who_is_gone([node.row.info for node in self.watch.nodes.values() if node.node_id in silent])",
         "pass",
         "vouched",
     ),

@@ -28,8 +28,7 @@ NAMES = {
     "session.contact": "FENCE_SHARE FIRST_CONNECTION_SECONDS connect_at_first is_gone persist silent_store "
     "store_awaited",
     "session.job_request": "requested require_agent running_job",
-    "session.leave": "readable",
-    "session.ledger_reader": "load news peek",
+    "session.ledger_reader": "load news peek readable",
     "session.runtime": "RUNTIME Runtime",
     "session.session": "Session",
     "session.state": "SessionCalls",

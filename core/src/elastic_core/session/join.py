@@ -21,8 +21,7 @@ from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
 from elastic_core.session.arrival import Arrival, FormerNode, drained_since, verdict_since
 from elastic_core.session.contact import RETRY_FIRST
-from elastic_core.session.ledger_reader import load
-from elastic_core.session.living_hosts import living_hosts
+from elastic_core.session.ledger_reader import living_hosts, load
 from elastic_core.session.runtime import Runtime
 
 

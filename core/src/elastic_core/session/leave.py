@@ -7,17 +7,17 @@ store holds something invalid or has lost what this node has read.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
-from elastic_core.errors import ElasticError, RendezvousStateError
+from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.protocol.entries import Leader
-from elastic_core.protocol.failure_detector import Observation, Watch, is_lost, observe
+from elastic_core.protocol.failure_detector import Watch, is_lost, observe
 from elastic_core.protocol.ledger import Ledger, advance, compose
 from elastic_core.protocol.roster import Phase
-from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, RosterRow
-from elastic_core.session.ledger_reader import check_head, news, said_by
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.session.ledger_reader import check_head, news, readable
 from elastic_core.session.state import SessionState
 
 
@@ -105,12 +105,3 @@ def let_go(store: RendezvousBackend | None) -> None:
     if store is not None:
         with contextlib.suppress(ElasticError):
             store.close()
-
-
-def readable(found: Iterable[RosterRow], codec: Codec = CODEC) -> list[Observation]:
-    """Return the rows among these that can be decoded; the leader reports the others."""
-    rows = []
-    for seen in found:
-        with contextlib.suppress(RendezvousStateError):
-            rows.append(Observation(said_by(seen, codec), seen.serial, seen.heartbeat, seen.revision))
-    return rows

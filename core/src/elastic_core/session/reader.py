@@ -159,7 +159,7 @@ class StoreReader:
             self._leader.watch = Watch(deposed=self._state.heard, gap_at=max(self._state.gap_at, self._back_at))
         looked_at = runtime.now()
         at = self._leader.turn(store, ledger)
-        self._state.outbox.publish_unread(self._leader.unread)
+        self._state.outbox.publish_unread(self._leader.roster.unread)
         now, wait, rest = runtime.now(), IDLE_WAIT_SECONDS, REST_SECONDS_PER_ROW * len(self._leader.watch.nodes)
         if not self._leader.alone(ledger):  # the other nodes' heartbeats, and their silence, wake no reader
             wait = max(rest, looked_at + roster_read_interval(ledger.settings.timing) - now)

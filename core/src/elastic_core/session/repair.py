@@ -12,8 +12,7 @@ from elastic_core.protocol.entries import Entry
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
-from elastic_core.session.ledger_reader import check_head, load, news, peek
-from elastic_core.session.living_hosts import living_hosts
+from elastic_core.session.ledger_reader import check_head, living_hosts, load, news, peek
 from elastic_core.session.runtime import Runtime
 
 REPAIR_ATTEMPTS_MAX = 8

@@ -17,12 +17,12 @@ from elastic_core.session.contact import RETRY_FIRST, Contact
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Joined
 from elastic_core.session.leader_driver import LeaderDriver
-from elastic_core.session.leave import any_stays, others_finished, part, readable
+from elastic_core.session.leave import any_stays, others_finished, part
+from elastic_core.session.ledger_reader import readable
 from elastic_core.session.reader import StoreReader
 from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.state import SessionCalls, SessionState
-from elastic_core.session.summary import Summaries
 from elastic_core.threads import bounded
 
 
@@ -33,9 +33,7 @@ class Session:
         state = self._state = SessionState(store, joined, runtime, calls)
         self._connections = SessionConnections(state)
         self._known: dict[str, NodeInfo] = {}  # The nodes that were looked up last, by id. The writer's.
-        summaries = Summaries(calls.sum_up, runtime)
-        facts = calls.judge, runtime, calls.publish, calls.node_gone, calls.reached, summaries, calls.decisions
-        self._leader = LeaderDriver(state.node_id, *facts)
+        self._leader = LeaderDriver(state.node_id, runtime, calls)
         self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
         self._returns = False  # whether the agent enters again
         self._heartbeat = Heartbeat(state, self._connections)

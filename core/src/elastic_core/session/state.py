@@ -7,7 +7,7 @@ writer waits, or ``pulse``, for which the heartbeat waits. The reader waits for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -19,28 +19,30 @@ from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE, RETRY_FIRST, Contact
 from elastic_core.session.decision_log import DecisionLog
 from elastic_core.session.join import Joined
-from elastic_core.session.leader_driver import Judge, NodeGone
 from elastic_core.session.runtime import Runtime
-from elastic_core.session.summary import SumUpAnswers, no_report
 
 if TYPE_CHECKING:
-    from elastic_core.incidents import Incident
+    from elastic_core.incidents import History, Incident, Verdict
     from elastic_core.protocol.failure_detector import DeposedLeader
     from elastic_core.protocol.ledger import Ledger
+    from elastic_core.protocol.roster import NodeInfo
+    from elastic_core.questions import AskedQuestion, NodeAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class SessionCalls:
-    """The agent's functions that a session calls, from its own threads. Each must return at once."""
+    """The agent's functions that a session calls, from its own threads. Most return at once."""
 
     post: Callable[[NodeEvent], None]
     publish: Callable[[Event], None]
-    judge: Judge
+    judge: Callable[[Incident, History], Verdict]  # asks the failure policies; returns within its own time limit
     crashed: Callable[[BaseException], None]  # a thread met a defect; the agent ends with it
-    node_gone: NodeGone | None = None
-    """Asks the plugins whether a node is gone for good, on a separate thread; None where there is none to ask."""
+    node_gone: Callable[[NodeInfo], bool] | None = None
+    """Asks the plugins whether a node is known to be gone for good, with a time limit; None where there is none to ask.
+    This and ``sum_up`` are called on threads of their own."""
     reached: Callable[[], Reached | None] = lambda: None  # how far this node's workers have come
-    sum_up: SumUpAnswers = no_report
+    sum_up: Callable[[AskedQuestion, Sequence[NodeAnswer], str], str] = lambda question, answers, before: "null"
+    """Has plugins sum up answers, given the former report of that name; both reports are JSON. It has a time limit."""
     decisions: DecisionLog = field(default_factory=DecisionLog)  # takes what this node decides as leader
 
 
