@@ -22,7 +22,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a report is never answered",
         "SessionState.follow",
-        "self.ledger, self.unread_since, self.reported_at = ledger, None, None",
+        "self.ledger, self.connections.unread_since, self.reported_at = ledger, None, None",
         "self.ledger, self.unread_since = ledger, None",
         "workers",
     ),
@@ -378,7 +378,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a node without contact asks for a place",
-        "Outbox.is_held",
+        "RowWriter._is_held",
         "self._state.is_cut_off()",
         "False",
         "split",

@@ -102,7 +102,7 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a report counts before the store has it",
-        "Outbox.publish",
+        "RowWriter.publish",
         "self._row, self._revision = row, self._revision + 1",
         "self._row, self._revision = row, self._revision + 1\n"
         "if row.incident is not None and row.incident != self._reported:\n"

@@ -15,7 +15,6 @@ from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN, RendezvousBackend
-from elastic_core.session.connections import SessionConnections
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Joined
 from elastic_core.session.leader_driver import LeaderDriver
@@ -42,7 +41,7 @@ def leader_of(
 
 def heartbeat_of(state: SessionState) -> Heartbeat:
     """Return the session's heartbeat, over a connection that it has made."""
-    return Heartbeat(state, SessionConnections(state))
+    return Heartbeat(state)
 
 
 def job(*, closed: bool = False) -> LocalBackend:

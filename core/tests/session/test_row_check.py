@@ -18,7 +18,7 @@ from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.session.row_check import RowCheck
+from elastic_core.session.heartbeat import RowCheck
 from elastic_core.session.runtime import Runtime
 
 LEDGER = live("a", settings(1, 4, lost_after=6.0))

@@ -37,9 +37,8 @@ from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend, RosterRow
 from elastic_core.session.join import Applicant, Joined, join
-from elastic_core.session.leave import any_stays
 from elastic_core.session.runtime import Runtime
-from elastic_core.session.session import Session
+from elastic_core.session.session import Session, any_stays
 from elastic_core.session.state import SessionCalls
 
 PATIENCE = 20.0
