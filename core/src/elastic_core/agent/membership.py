@@ -28,9 +28,8 @@ from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.node_events import Exit
 from elastic_core.rendezvous.backend import RendezvousBackend, workers_store
-from elastic_core.session.arrival import Arrival
 from elastic_core.session.contact import persist, silence_told, silent_store, store_awaited
-from elastic_core.session.join import Joined, arrive, join
+from elastic_core.session.join import Arrival, Joined, arrive, join
 from elastic_core.session.ledger_watch import Lookout
 from elastic_core.session.runtime import RUNTIME
 from elastic_core.warden.messages import WardenEvent

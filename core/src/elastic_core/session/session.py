@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
@@ -101,12 +101,13 @@ class Session:
         return {node_id for node_id in node_ids if is_lost(watch, node_id, timing, watch.read_at)}
 
     def any_stays(self, node_ids: set[str], timeout: float) -> bool:
-        """Whether another one of these nodes stays in the job; False if the store does not say within the timeout."""
+        """Whether another one of these nodes has a row that does not say that it leaves; False without an answer."""
         others = node_ids - {self._state.node_id}
 
         def ask() -> bool:
             with closing(self._state.store.connect()) as store:
-                return any_stays(store, others - self.lost(others))
+                rows = readable(store.roster(staying)) if (staying := others - self.lost(others)) else []
+                return any(not seen.row.leaving for seen in rows)
 
         with suppress(Exception):
             return bounded(ask, timeout)
@@ -224,8 +225,3 @@ class Session:
                 return
             wait = min(timing.beat_interval, deadline - now)
             version = store.wait(Cursor(ledger.head.index, version), roster=True, timeout=wait).roster
-
-
-def any_stays(store: RendezvousBackend, node_ids: Collection[str]) -> bool:
-    """Whether one of these nodes has a row that does not say that it leaves."""
-    return bool(node_ids) and any(not seen.row.leaving for seen in readable(store.roster(node_ids)))
