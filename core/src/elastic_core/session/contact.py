@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -135,60 +135,63 @@ class Backoff:
         self.pause = RETRY_FIRST
 
 
-def store_awaited(endpoint: str, seconds: float, exc: RendezvousConnectionError) -> Event:
-    """Return what people are told when a node that joins meets a store that does not answer, and tries for so long."""
-    where = f" at {without_passwords(endpoint)}" if endpoint else ""
-    message = f"the store{where} does not answer; waiting for it for up to {seconds:.0f} s: {in_one_line(exc)}"
-    return Event("store_unreachable", message, Level.WARNING)
+@dataclass(frozen=True, slots=True)
+class StoreWait:
+    """A node that joins waits for its store, and people are told."""
 
+    endpoint: str
+    seconds: float  # after which a failure is final
+    publish: Callable[[Event], None]
+    runtime: Runtime = RUNTIME
 
-def silent_store(exc: RendezvousConnectionError) -> Event:
-    """Return what people are told when a node that joins gets no answer to what it has asked."""
-    return Event("store_unreachable", f"the store does not answer: {in_one_line(exc)}", Level.WARNING)
+    def connect(self, make: Callable[[], T]) -> T:
+        """Return the first connection that ``make`` returns, which is called again while the store is not up.
 
+        Raises:
+            RendezvousConnectionError: The store could not be reached for so long, or waiting would mend nothing.
+        """
+        return self._insist(lambda _: make(), lambda exc: exc.lasting)
 
-def connect_at_first(
-    make: Callable[[], T],
-    failed: Callable[[RendezvousConnectionError], None],
-    *,
-    timeout: float,
-    runtime: Runtime = RUNTIME,
-) -> T:
-    """Return the first connection that ``make`` returns, which is called again while the store is not up.
+    def call(self, store: RendezvousBackend, attempt: Callable[[RendezvousBackend], T]) -> T:
+        """Return what ``attempt`` returns, which is made again over a new connection while the store restarts.
 
-    A failure is final after ``timeout`` seconds, and at once if it is ``lasting``. The first that is not is told
-    ``failed``.
+        An attempt may begin again whatever became of it before. People are also told of a call without an answer.
 
-    Raises:
-        RendezvousConnectionError: The store could not be reached for so long, or waiting would mend nothing.
-    """
-    return _insist(lambda _: make(), lambda exc: exc.lasting, failed, timeout, runtime)
+        Raises:
+            RendezvousConnectionError: The store could not be reached for so long, or an embedded one is lost.
+        """
 
+        def attempted(first: bool) -> T:
+            with (
+                nullcontext(store) if first else closing(store.connect()) as connection,
+                silence_told(connection, self._tell_of_silence, self.endpoint, runtime=self.runtime),
+            ):
+                return attempt(connection)
 
-def persist(
-    store: RendezvousBackend,
-    attempt: Callable[[RendezvousBackend], T],
-    failed: Callable[[RendezvousConnectionError], None],
-    *,
-    timeout: float,
-    runtime: Runtime = RUNTIME,
-) -> T:
-    """Return what ``attempt`` returns, which is made again over a new connection while the store restarts.
+        return self._insist(attempted, lambda exc: store.embedded or isinstance(exc, StoreLostError))
 
-    An attempt may begin again whatever became of it before. A failure is final after ``timeout`` seconds, and at once
-    for an embedded store. ``failed`` is told of the first.
+    def _insist(self, attempt: Callable[[bool], T], is_final: Callable[[RendezvousConnectionError], bool]) -> T:
+        """Call ``attempt(first)`` until it succeeds or the deadline passes; return its result."""
+        backoff, first, deadline = Backoff(), True, self.runtime.now() + self.seconds
+        while True:
+            try:
+                return attempt(first)
+            except RendezvousConnectionError as exc:
+                left = deadline - self.runtime.now()
+                if is_final(exc) or left <= 0:
+                    raise
+                if first:
+                    where = f" at {without_passwords(self.endpoint)}" if self.endpoint else ""
+                    patience = f"waiting for it for up to {self.seconds:.0f} s"
+                    self._tell(f"the store{where} does not answer; {patience}: {in_one_line(exc)}")
+                first = False
+                self.runtime.sleep(min(backoff.failed(), left))
 
-    Raises:
-        RendezvousConnectionError: The store could not be reached for so long.
-    """
+    def _tell_of_silence(self, exc: RendezvousConnectionError) -> None:
+        self._tell(f"the store does not answer: {in_one_line(exc)}")
 
-    def attempted(first: bool) -> T:
-        if first:
-            return attempt(store)
-        with closing(store.connect()) as connection:
-            return attempt(connection)
-
-    return _insist(attempted, lambda exc: store.embedded or isinstance(exc, StoreLostError), failed, timeout, runtime)
+    def _tell(self, message: str) -> None:
+        self.publish(Event("store_unreachable", message, Level.WARNING))
 
 
 def is_gone(store: RendezvousBackend, exc: RendezvousConnectionError) -> bool:
@@ -199,28 +202,6 @@ def is_gone(store: RendezvousBackend, exc: RendezvousConnectionError) -> bool:
     except RendezvousConnectionError as again:
         exc = again
     return isinstance(exc, StoreLostError)
-
-
-def _insist(
-    attempt: Callable[[bool], T],
-    is_final: Callable[[RendezvousConnectionError], bool],
-    failed: Callable[[RendezvousConnectionError], None],
-    timeout: float,
-    runtime: Runtime,
-) -> T:
-    """Call ``attempt(first)`` until it succeeds or the deadline passes; return its result."""
-    backoff, first, deadline = Backoff(), True, runtime.now() + timeout
-    while True:
-        try:
-            return attempt(first)
-        except RendezvousConnectionError as exc:
-            left = deadline - runtime.now()
-            if is_final(exc) or left <= 0:
-                raise
-            if first:
-                failed(exc)
-            first = False
-            runtime.sleep(min(backoff.failed(), left))
 
 
 # Calls without an answer ----------------------------------------------------------------------------------------------
