@@ -45,8 +45,7 @@ class Heartbeat:
         self.answered_in = 0.0
         """How many seconds the store took to answer the newest heartbeat."""
         self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
-        self._leader_heartbeat: int | None = None
-        self._watched = state.ledger.leader
+        self._watched: tuple[str, int | None] = (state.ledger.leader, None)  # the leader, and its newest heartbeat
         self._cut_off = False  # whether the connection has broken since the last heartbeat
         self._place = 0.0
         """How many nodes succeed the leader before this one; a node without a rank finds that out when it matters."""
@@ -131,8 +130,8 @@ class Heartbeat:
         gap = self._cut_off or now - self._contact_at > contact_gap(ledger.settings.timing)
         if gap:
             self._state.gap_at, self._cut_off = now, False
-        if gap or self._watched != ledger.leader or reply.watched != self._leader_heartbeat:
-            self._watched, self._leader_heartbeat, self._leader_changed_at = ledger.leader, reply.watched, now
+        if gap or self._watched != (ledger.leader, reply.watched):
+            self._watched, self._leader_changed_at = (ledger.leader, reply.watched), now
         self._contact_at = now
         self._count_as_contact(store, current=ledger.head.index <= reply.head <= self._state.ledger.head.index)
         self._state.writer.row_seen(reply.revision)
@@ -141,7 +140,7 @@ class Heartbeat:
         """Record an answer; ``current`` says whether this node had read all that the store held."""
         state, began = self._state, self._tried_at
         state.contact.worked("heartbeat")
-        self._state.connections.heartbeat_at = began
+        state.connections.heartbeat_at = began
         if current:
             state.connections.unread_since = None
             max_age = CONFIRMED_SHARE * state.ledger.settings.timing.fence_after
@@ -173,7 +172,7 @@ class Heartbeat:
         why = f"no heartbeat from the leader, {ledger.leader}, for {silence:.1f} s"
         if unanswered := silence < ledger.settings.timing.lost_after:
             why = f"the leader, {ledger.leader}, did not answer an incident"
-        state, heartbeat = self._state, self._leader_heartbeat or 0
+        state, heartbeat = self._state, self._watched[1] or 0
         with state.wake:
             state.heard = DeposedLeader(ledger.leader, heartbeat, self._leader_changed_at, unanswered)
             state.writer.later(lambda store: state.append_leader(store, ledger, state.node_id, why))

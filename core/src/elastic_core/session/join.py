@@ -20,13 +20,13 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol import admission
 from elastic_core.protocol.entries import Body, Closed, Entry, Leader, Offer, Open, Resume
 from elastic_core.protocol.graceful_stop import find_drain
-from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, open_ledger
 from elastic_core.protocol.limits import MAX_FORMER_RUNS, OPEN_BYTES
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
 from elastic_core.session.contact import RETRY_FIRST
-from elastic_core.session.ledger_reader import living_hosts, load, peek
+from elastic_core.session.ledger_reader import living_hosts, load_now, peek
 from elastic_core.session.runtime import Runtime
 
 
@@ -163,8 +163,7 @@ class Joining:
         deadline = self.runtime.now() + self.applicant.settings.timing.lost_after
         while True:
             try:
-                ledger = load(self.store, self.runtime.now(), self.runtime.codec)
-                return None if ledger is None else ledger_read_at(ledger, self.runtime.now())
+                return load_now(self.store, self.runtime)
             except HistoryChangedError:
                 if self.runtime.now() >= deadline:
                     raise

@@ -14,7 +14,7 @@ from elastic_core.events import Event, Level
 from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.protocol.entries import Entry
 from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS, Observation
-from elastic_core.protocol.ledger import HistoryChangedError, Ledger, restore_ledger, stands_on
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, ledger_read_at, restore_ledger, stands_on
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, find_gone_nodes
 from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend, RosterRow
@@ -50,6 +50,12 @@ def load(store: RendezvousBackend, now: float, codec: Codec = CODEC) -> Ledger |
             raise missing_entry(min(gone))
         index = newest  # what the head stood on was shrunk while we read
     return None
+
+
+def load_now(store: RendezvousBackend, runtime: Runtime) -> Ledger | None:
+    """Return what :func:`load` does, for a node that will follow the ledger: entries may be as new as the reading."""
+    ledger = load(store, runtime.now(), runtime.codec)
+    return None if ledger is None else ledger_read_at(ledger, runtime.now())
 
 
 def peek(store: RendezvousBackend, index: int, codec: Codec = CODEC) -> Entry | None:
