@@ -23,7 +23,7 @@ DEFECTS: tuple[Defect, ...] = (
         "a report is never answered",
         "SessionState.follow",
         "self.ledger, self.connections.unread_since, self.reported_at = ledger, None, None",
-        "self.ledger, self.unread_since = ledger, None",
+        "self.ledger, self.connections.unread_since = ledger, None",
         "workers",
     ),
     # Writing

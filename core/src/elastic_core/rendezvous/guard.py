@@ -37,10 +37,7 @@ class PendingCall(NamedTuple):
 class GuardedBackend(WrappedBackend, WorkersStore, ReplaceableServer):
     """A backend's connection; ``connect`` makes further guarded ones. Each method may raise RendezvousError, too.
 
-    Args:
-        inner: The connection.
-        described: The backend as messages name it, e.g. ``rendezvous backend 'c10d' (elastic-rdzv-c10d 0.1.0)``.
-        now: The monotonic clock.
+    ``described`` is the backend as messages name it, e.g. ``rendezvous backend 'c10d' (elastic-rdzv-c10d 0.1.0)``.
     """
 
     def __init__(self, inner: RendezvousBackend, described: str, now: Callable[[], float] = time.monotonic) -> None:
@@ -48,6 +45,7 @@ class GuardedBackend(WrappedBackend, WorkersStore, ReplaceableServer):
         self.described, self.now = described, now
         self.asked: PendingCall | None = None
         """The call of this connection's thread that is under way; not those that other threads may make meanwhile."""
+        self.closed = False
         self.workers_store = workers_store(inner)
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -83,6 +81,7 @@ class GuardedBackend(WrappedBackend, WorkersStore, ReplaceableServer):
             return GuardedBackend(self.inner.connect(), self.described, self.now)
 
     def close(self) -> None:
+        self.closed = True
         with self._calling("close"):
             self.inner.close()
 

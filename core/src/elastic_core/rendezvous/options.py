@@ -97,11 +97,7 @@ class RendezvousParameters:
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return the value of a key as a boolean.
-
-        Raises:
-            UsageError: It is not a boolean.
-        """
+        """Return the value of a key as a boolean; raise UsageError if it is none."""
         value: Any = self.config.get(key)
         if value is None:
             return default
@@ -110,11 +106,7 @@ class RendezvousParameters:
         return boolean(key, str(value))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return the value of a key as a whole number.
-
-        Raises:
-            UsageError: It is not a whole number.
-        """
+        """Return the value of a key as a whole number; raise UsageError if it is none."""
         value: Any = self.config.get(key)
         if value is None:
             return default
@@ -125,11 +117,7 @@ class RendezvousParameters:
 
 
 def positive_seconds(key: str, text: str) -> float:
-    """Return the duration of a backend's key.
-
-    Raises:
-        UsageError: It is not a positive number of seconds.
-    """
+    """Return the duration of a backend's key; raise UsageError if it is not a positive number of seconds."""
     try:
         seconds = float(text)
     except ValueError:
@@ -140,11 +128,7 @@ def positive_seconds(key: str, text: str) -> float:
 
 
 def boolean(key: str, text: str) -> bool:
-    """Return the boolean of a backend's key, in torch's spelling.
-
-    Raises:
-        UsageError: It is not a boolean.
-    """
+    """Return the boolean of a backend's key, in torch's spelling; raise UsageError if it is none."""
     if (value := _BOOLEANS.get(text.lower())) is None:
         raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.")
     return value

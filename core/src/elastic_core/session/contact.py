@@ -32,11 +32,9 @@ SILENT, UNREADABLE = "does not answer", "cannot be read on"  # how a store fails
 
 
 class Contact:
-    """What the operations of a session's threads came to. People are told when the store stops to answer, and after.
+    """Records whether the store answers, and publishes one event when it stops and one when it answers again.
 
-    Args:
-        now: This instant, by the monotonic clock: joining was an operation that succeeded.
-        publish: Told when the store stops to serve, and when it serves again.
+    ``now`` is this instant, by the monotonic clock: joining was an operation that succeeded.
     """
 
     def __init__(self, now: float, publish: Callable[[Event], None]) -> None:
@@ -147,18 +145,15 @@ class StoreWait:
     def connect(self, make: Callable[[], T]) -> T:
         """Return the first connection that ``make`` returns, which is called again while the store is not up.
 
-        Raises:
-            RendezvousConnectionError: The store could not be reached for so long, or waiting would mend nothing.
+        It raises the last error after :attr:`seconds`, and at once one that waiting would not mend.
         """
         return self._insist(lambda _: make(), lambda exc: exc.lasting)
 
     def call(self, store: RendezvousBackend, attempt: Callable[[RendezvousBackend], T]) -> T:
         """Return what ``attempt`` returns, which is made again over a new connection while the store restarts.
 
-        An attempt may begin again whatever became of it before. People are also told of a call without an answer.
-
-        Raises:
-            RendezvousConnectionError: The store could not be reached for so long, or an embedded one is lost.
+        An attempt may begin again whatever became of it before. People are also told of a call without an answer. It
+        raises the last error after :attr:`seconds`, and at once one of an embedded store, which is lost.
         """
 
         def attempted(first: bool) -> T:
@@ -245,7 +240,7 @@ def may_be_renewed(call: StoreCall, silence: float, heartbeat_at: float, *, with
     given up only where a heartbeat that began later (at ``heartbeat_at``) has been answered: else the store itself is
     silent, and another connection would be no better.
     """
-    if call.store is None or call.store.embedded or silence < RENEW_CALL_FACTOR * within:
+    if call.store is None or call.store.closed or call.store.embedded or silence < RENEW_CALL_FACTOR * within:
         return False
     return call.who == "heartbeat" or heartbeat_at > call.due
 
@@ -277,10 +272,7 @@ def silence_told(
 
 
 def unanswered(call: StoreCall, silence: float, endpoint: str, fence: float | None = None) -> RendezvousConnectionError:
-    """Return the error for a call whose answer is overdue for ``silence`` seconds.
-
-    ``fence`` is after how many seconds without contact workers are stopped; None where there are none.
-    """
+    """Return the error for a call whose answer is overdue for ``silence`` s; workers are stopped after ``fence``."""
     where = f" at {without_passwords(endpoint)}" if endpoint else ""
     what = "a connection to" if call.store is None else WHAT[call.who]
     hint = "See whether its server is stopped or overloaded, and whether packets get there."

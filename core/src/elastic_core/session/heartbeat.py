@@ -182,10 +182,7 @@ class RowCheck:
     """Finds out whether the leader can read this node's roster row; a node that cannot be read would wait for ever.
 
     The leader's row names such nodes. A node that is no member of the round reads it when it has waited for
-    ``lost_after``, and then ever more seldom.
-
-    Args:
-        publish: Takes the warning; it is said once for each leader.
+    ``lost_after``, and then ever more seldom. One warning is published for each leader.
     """
 
     def __init__(self, node_id: str, publish: Callable[[Event], None], codec: Codec = CODEC) -> None:
@@ -209,11 +206,7 @@ class RowCheck:
         return True
 
     def look(self, store: RendezvousBackend, ledger: Ledger) -> None:
-        """Read the leader's row.
-
-        Raises:
-            RendezvousConnectionError: The store cannot be reached.
-        """
+        """Read the leader's row."""
         for found in store.roster([ledger.leader]):
             try:
                 row = said_by(found, self._codec)

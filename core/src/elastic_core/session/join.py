@@ -157,8 +157,7 @@ class Joining:
     def read(self) -> Ledger | None:
         """Return the ledger as it stands; None for an empty store.
 
-        Raises:
-            HistoryChangedError: The store has lost entries, and no member has put them back within ``lost_after``.
+        It raises HistoryChangedError if entries are lost that no member has put back within ``lost_after``.
         """
         deadline = self.runtime.now() + self.applicant.settings.timing.lost_after
         while True:
@@ -248,8 +247,7 @@ class Joining:
     def admit(self, ledger: Ledger) -> admission.Admission:
         """Return what this node does with the run; finds out which nodes are alive, as far as that matters.
 
-        Raises:
-            RendezvousRefusedError: The run does not take this node, and nodes of it are alive.
+        It raises RendezvousRefusedError if the run does not take this node, and nodes of it are alive.
         """
         applicant, uid = self.applicant, self.applicant.scheduler_uid
         if ledger.closed is not None and not admission.is_same_program(

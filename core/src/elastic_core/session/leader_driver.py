@@ -69,11 +69,8 @@ class LeaderDriver:
     def turn(self, store: RendezvousBackend, ledger: Ledger) -> float | None:
         """Look once, and act. Returns the instant to look again at; None to wait for a change.
 
-        The session's reader calls it after every change and at the instant that the last turn returned.
-        An entry that it appends is not acted on here: the reader reads it, as every other node does (I11).
-
-        Raises:
-            RendezvousConnectionError: The store cannot be reached; what was being written may or may not have landed.
+        The session's reader calls it after every change and at the instant that the last turn returned. An entry that
+        it appends is not acted on here: the reader reads it, as every other node does (I11).
         """
         self._looked_at = self.runtime.now()  # before the look: a pause after it must not count as a node's silence
         alone, gap_at = self.alone(ledger), self.watch.gap_at

@@ -73,11 +73,9 @@ def _decode(index: int, data: bytes, codec: Codec) -> Entry:
 
 
 def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None, codec: Codec = CODEC) -> tuple[Entry, ...]:
-    """Return the entries after ``ledger.head``, in order: as far as ``head``, or to where there is none (one read
-    more).
+    """Return the entries after ``ledger.head``, in order: up to ``head``, or to where there is none (one read more).
 
-    Raises:
-        HistoryChangedError: They are tombstones: all other nodes have read beyond them.
+    It raises HistoryChangedError for tombstones: all other nodes have read beyond them.
     """
     found: list[Entry] = []
     index = ledger.head.index + 1
@@ -95,11 +93,7 @@ def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None, code
 
 
 def check_head(store: RendezvousBackend, ledger: Ledger, codec: Codec = CODEC) -> None:
-    """Make sure that the store still has the entry that ``ledger`` ends with, or a later one.
-
-    Raises:
-        HistoryChangedError: It has another one in its place, or none.
-    """
+    """Raise HistoryChangedError if the store has not the entry that ``ledger`` ends with."""
     found = peek(store, ledger.head.index, codec)
     if found is None or found.link != ledger.head.link:
         raise HistoryChangedError(f"Entry {ledger.head.index} is not the one that was read before.")
@@ -116,11 +110,7 @@ def missing_entry(index: int) -> HistoryChangedError:
 
 
 def said_by(found: RosterRow, codec: Codec = CODEC) -> NodeRow:
-    """Decode a row.
-
-    Raises:
-        RendezvousStateError: It is invalid.
-    """
+    """Decode a row; raise RendezvousStateError if it is invalid."""
     if found.broken:
         raise RendezvousStateError(found.broken)
     return codec.decode_row(found.value)
@@ -138,8 +128,7 @@ def readable(found: Iterable[RosterRow], codec: Codec = CODEC) -> list[Observati
 class RosterReader:
     """Reads the whole roster again and again: of a thousand rows mostly one has changed since the last read.
 
-    Args:
-        publish: Takes one warning for each row that cannot be read.
+    It publishes one warning for each row that cannot be read.
     """
 
     def __init__(self, codec: Codec, publish: Callable[[Event], None]) -> None:
@@ -186,14 +175,8 @@ def living_hosts(
     """Return the hosts of a run whose heartbeats move, watched for ``lost_after``; at once where there are none.
 
     This is for a node outside of the run; its leader learns it from ``protocol.failure_detector``. Nodes whose slots
-    show that they are gone are watched for less (rule S8).
-
-    Args:
-        but: Nodes that do not count.
-        node_rank: Only nodes that have this rank count; None for all.
-
-    Raises:
-        RendezvousConnectionError: The store cannot be reached.
+    show that they are gone are watched for less (rule S8). Nodes in ``but`` do not count, nor those without
+    ``node_rank``, if it is given.
     """
     timing = ledger.settings.timing
     runs = {ledger.head.run} if ledger.closed is not None else {ledger.head.run, ""}  # '': about to join, perhaps

@@ -24,10 +24,8 @@ from elastic_core.session.runtime import Runtime
 class Lookout:
     """A thread that reads the ledger over its own connection, from now on until it is closed.
 
-    Args:
-        store: What the node reads the ledger over.
-        arrival: What it found when it first read the ledger.
-        tell: Called on the thread once there is a verdict, or the node is drained.
+    ``store`` is what the node reads the ledger over, ``arrival`` what it found there first. The thread calls ``tell``
+    once there is a verdict, or the node is drained.
     """
 
     def __init__(
@@ -58,11 +56,7 @@ class Lookout:
         self._entered.wait(timeout)
 
     def verdict(self) -> Closed | None:
-        """Return the verdict on the node's run; None while none is known.
-
-        Raises:
-            StoreLostError: The agent that holds the store has gone, and the verdict with it.
-        """
+        """Return the verdict on the node's run, if it is known; raise StoreLostError if the store is lost with it."""
         if isinstance(self._found, StoreLostError):
             raise self._found
         return self._found

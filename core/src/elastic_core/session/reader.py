@@ -169,11 +169,7 @@ class StoreReader:
         return IDLE_WAIT_SECONDS, 0.0
 
     def _have_contact(self, store: RendezvousBackend, ledger: Ledger) -> None:
-        """Have contact before a round begins that may be this node's: its fence would stop the workers at once (S4).
-
-        Raises:
-            RendezvousConnectionError: The store does not answer.
-        """
+        """Have contact before a round begins that may be this node's: its fence would stop the workers at once (S4)."""
         if not (ledger.is_live and self._state.is_cut_off(ASKED_SHARE)):
             return
         asked, head = self._state.runtime.now(), ledger.head.index
@@ -181,11 +177,7 @@ class StoreReader:
             self._state.contact.current(min(asked, confirmed_at(store)))
 
     def _check_gap(self, store: RendezvousBackend) -> None:
-        """Find out whether the next entry is missing: the store says that a newer one is there, which may be a hint.
-
-        Raises:
-            HistoryChangedError: It is missing.
-        """
+        """Raise HistoryChangedError if the next entry is missing; that there is a newer one may have been a hint."""
         index = self._state.ledger.head.index + 1
         if store.wait(Cursor(), roster=False, timeout=0).head >= index and store.read(index) is None:
             raise missing_entry(index)

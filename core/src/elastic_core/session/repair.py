@@ -43,8 +43,6 @@ def restore(
 
     Raises:
         HistoryChangedError: The store has lost what its newest entry stands on, or loses entries at this very moment.
-        RendezvousStateError: The store holds something invalid.
-        RendezvousConnectionError: It cannot be reached; what was being written may or may not have landed.
         OversizedError: The run's state is too large for one entry, whatever is left out.
     """
     lost, gone, codec = None, None, runtime.codec
@@ -88,11 +86,7 @@ def _resume(
 ) -> tuple[str, Ledger] | None:
     """Append the RESUME of ``mine`` after ``prev``, with as many parts as fit into a value (rule L8).
 
-    Returns:
-        What was lost, and the ledger; None if another node was faster.
-
-    Raises:
-        OversizedError: It does not fit, whatever is left out.
+    Return what was lost, and the ledger; None if another node was faster.
     """
     now, new_id = runtime.now(), runtime.new_id()
     for body, counters in repair.lighten(repair.compose_resume(mine, lost), mine.counters):

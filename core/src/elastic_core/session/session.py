@@ -118,10 +118,7 @@ class Session:
         self._state.writer.publish(row, row_delay(row, self.ledger))
 
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
-        """Find out whether all workers of another member of the live round have exited with 0 (rule L7).
-
-        ``answer`` is called on the writer's thread.
-        """
+        """Have the writer answer whether all workers of another member of the live round have exited with 0 (L7)."""
         state, ledger = self._state, self.ledger
         others = {*(ledger.round.group_ranks if ledger.is_live and ledger.round is not None else ())} - {state.node_id}
 
@@ -198,8 +195,7 @@ class Session:
     def _hand_over(self, store: RendezvousBackend) -> Ledger:
         """Give the leadership to another node, if this one has it; its reader may be writing at the same time.
 
-        Returns:
-            The ledger, without the LEADER entry.
+        Return the ledger, without the LEADER entry.
         """
         state, ledger = self._state, self._state.ledger
         while True:

@@ -63,8 +63,7 @@ class SessionCalls:
 class SessionState:
     """Which ledger was read last, whether there is contact, what is to be written, and whether the session goes on.
 
-    Args:
-        store: What the node joined over; each thread makes its own connection.
+    ``store`` is what the node joined over; each thread makes its own connection.
     """
 
     def __init__(self, store: RendezvousBackend, joined: Joined, runtime: Runtime, calls: SessionCalls) -> None:
@@ -110,10 +109,9 @@ class SessionState:
             self.pulse.notify()
 
     def append_leader(self, store: RendezvousBackend, ledger: Ledger, leader: str, why: str) -> bool:
-        """Append a LEADER entry, and publish it; False when another node has appended an entry first.
+        """Append a LEADER entry, and publish it; return False when another node has appended an entry first.
 
-        Raises:
-            HistoryChangedError: The store has lost the entry that this one follows.
+        It raises HistoryChangedError if the store has lost the entry that this one follows.
         """
         new_id, now = self.runtime.new_id(), self.runtime.now()
         entry = compose(ledger, Leader(why=why), entry_id=new_id, author=self.node_id, now=now, leader=leader)
@@ -162,7 +160,7 @@ THREADS = ("reader", "writer", "heartbeat")  # the threads with a connection of 
 
 
 class SessionConnections:
-    """The connections of :data:`THREADS`. ``state.wake`` and ``state.pulse`` together guard them."""
+    """The connections of :data:`THREADS`, which ``state.wake`` and ``state.pulse`` guard together."""
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
@@ -177,8 +175,6 @@ class SessionConnections:
         """Since when heartbeats bring that the store has other entries than this node has read."""
         self.doubt = False
         """Whether the store may have lost entries: the reader compares on its next connection, or does so now (S3)."""
-        self._hung_up: dict[str, RendezvousBackend] = {}
-        """The connection of each thread that was closed last because no answer came over it."""
 
     def connect(self, who: str) -> RendezvousBackend | None:
         """Make the thread's connection, however long it takes; return None when the session ends instead.
@@ -249,15 +245,11 @@ class SessionConnections:
                 continue
             error = unanswered(call, silence, endpoint, FENCE_SHARE * timing.fence_after)
             state.contact.failed(call.who, error, surely=True)
-            if may_be_renewed(call, silence, self.heartbeat_at, within=within):
-                self._hang_up(call)
-
-    def _hang_up(self, call: StoreCall) -> None:
-        """Close the connection, once, on a separate thread: closing may take long without an answer."""
-        if call.store is not None and self._hung_up.get(call.who) is not call.store:
-            self._hung_up[call.who] = call.store
-            state, close = self._state, call.store.close
-            state.runtime.thread(target=state.guard, args=(close,), name="elastic-hang-up", daemon=True).start()
+            if (store := call.store) is not None and may_be_renewed(call, silence, self.heartbeat_at, within=within):
+                # on a separate thread, once: closing may take long without an answer
+                state.runtime.thread(
+                    target=state.guard, args=(store.close,), name="elastic-hang-up", daemon=True
+                ).start()
 
 
 Job = Callable[[RendezvousBackend], object]
@@ -265,11 +257,9 @@ Job = Callable[[RendezvousBackend], object]
 
 
 class RowWriter:
-    """The writer's thread. Any thread gives it rows and jobs.
+    """The writer's thread. Any thread gives it rows and jobs, which ``state.wake`` guards.
 
-    Args:
-        state: The session's. Its ``wake`` guards what is here, and wakes the writer.
-        row: The row with which the node has entered, as revision 0.
+    ``row`` is the one with which the node has entered, as revision 0.
     """
 
     def __init__(self, state: SessionState, row: NodeRow) -> None:
