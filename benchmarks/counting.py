@@ -12,12 +12,12 @@ import stat
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, TypeVar
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.backend import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import RendezvousBackend, WrappedBackend
 
 OPERATIONS, REQUESTS = "operations", "requests"
 HEARTBEAT = "heartbeat"
@@ -77,7 +77,7 @@ def _counted(counts: Counter[tuple[str, str]], name: str) -> Iterator[None]:
         _now.counts = None
 
 
-class CountedBackend(RendezvousBackend):
+class CountedBackend(WrappedBackend):
     """A backend that counts what it is asked, and whose further connections have been made ahead.
 
     Args:
@@ -87,9 +87,9 @@ class CountedBackend(RendezvousBackend):
     """
 
     def __init__(self, inner: RendezvousBackend, tally: Tally, spare: list[RendezvousBackend] | None = None) -> None:
-        self._inner, self._tally, self._spare = inner, tally, spare or []
+        super().__init__(inner)
+        self._tally, self._spare = tally, spare or []
         self._counts = tally.column()
-        self.embedded, self.hosting, self.may_forget = inner.embedded, inner.hosting, inner.may_forget
 
     def connect(self) -> CountedBackend:
         """One of those made ahead."""
@@ -99,52 +99,14 @@ class CountedBackend(RendezvousBackend):
 
     def close(self) -> None:
         """Close it."""
-        self._inner.close()
+        self.inner.close()
 
-    def enter(self, node_id: str, value: bytes) -> int:
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Count the request and pass it on."""
-        with _counted(self._counts, "enter"):
-            return self._inner.enter(node_id, value)
-
-    def amend(self, node_id: str, revision: int, value: bytes) -> None:
-        """Count the request and pass it on."""
-        with _counted(self._counts, "amend"):
-            self._inner.amend(node_id, revision, value)
-
-    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
-        """Count the request and pass it on."""
-        with _counted(self._counts, HEARTBEAT):
-            return self._inner.heartbeat(node_id, count, watch)
-
-    def remove(self, node_id: str) -> None:
-        """Count the request and pass it on."""
-        with _counted(self._counts, "remove"):
-            self._inner.remove(node_id)
-
-    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """Count the request and pass it on."""
-        with _counted(self._counts, "roster" if ids is None else "look up"):
-            return self._inner.roster(ids)
-
-    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        """Count the request and pass it on."""
-        with _counted(self._counts, "append"):
-            return self._inner.append(prev, entry, data)
-
-    def read(self, index: int) -> bytes | None:
-        """Count the request and pass it on."""
-        with _counted(self._counts, "read"):
-            return self._inner.read(index)
-
-    def shrink(self, index: int) -> None:
-        """Count the request and pass it on."""
-        with _counted(self._counts, "shrink"):
-            self._inner.shrink(index)
-
-    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
-        """Count the request and pass it on."""
-        with _counted(self._counts, "wait"):
-            return self._inner.wait(cursor, roster=roster, timeout=timeout)
+        looks_up = method == "roster" and arguments[:1] not in ((), (None,))
+        name = "look up" if looks_up else HEARTBEAT if method == "heartbeat" else method
+        with _counted(self._counts, name):
+            return super().call(method, *arguments, **named)
 
 
 def counted(counts: Counter[tuple[str, str]], name: str, ask: Callable[..., _T], *arguments: Any, **named: Any) -> _T:

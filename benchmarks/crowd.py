@@ -21,7 +21,7 @@ from benchmarks.agents import TICK, Agent, ElasticAgent, TorchAgent, warm_up
 from benchmarks.counting import Traffic, count_requests
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
-from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousParameters
 
 LOOK = 0.05
 """Seconds between two looks whether all hold a rank; when they did, each has noted."""

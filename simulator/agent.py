@@ -28,8 +28,7 @@ from elastic_core.protocol.roster import NodeInfo, Slots
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.options import RendezvousOptions
-from elastic_core.session.arrival import Arrival, FormerNode
-from elastic_core.session.join import Applicant, arrive
+from elastic_core.session.join import Applicant, Arrival, FormerNode, arrive
 from elastic_core.session.runtime import Runtime
 from simulator import data_loss, forgeries, health_checks, peers, programs, questions, verdicts
 from simulator.engine import TICK, Hub, Process, expire_after

@@ -22,8 +22,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a report is never answered",
         "SessionState.follow",
-        "self.ledger, self.unread_since, self.reported_at = ledger, None, None",
-        "self.ledger, self.unread_since = ledger, None",
+        "self.ledger, self.connections.unread_since, self.reported_at = ledger, None, None",
+        "self.ledger, self.connections.unread_since = ledger, None",
         "workers",
     ),
     # Writing
@@ -43,7 +43,7 @@ DEFECTS: tuple[Defect, ...] = (
         "    return False",
         "network",
     ),
-    Defect("an unclosed run is opened anew", "_Joining._open", "abandoned and ledger is not None", "False", "reused"),
+    Defect("an unclosed run is opened anew", "Joining._open", "abandoned and ledger is not None", "False", "reused"),
     # Rounds
     Defect("below the minimum", "_decide_halted", "len(nodes) >= view.agreement.min_nodes", "nodes", "agents"),
     Defect(
@@ -369,7 +369,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a node without contact asks for a place",
-        "Outbox.is_held",
+        "RowWriter._is_held",
         "self._state.is_cut_off()",
         "False",
         "split",
@@ -476,7 +476,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a node that is drained while it is checked enters",
         "Lookout._note",
-        "drained_since(store, self.former, ledger, codec)",
+        "joining.drained(ledger, self.former)",
         "''",
         "checks",
     ),
@@ -506,7 +506,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a DRAIN that comes as the checks have passed is forgotten",
         "join",
-        "replace(joined, drained=joining.drained(ledger))",
+        "replace(joined, drained=joining.drained(ledger, applicant.former))",
         "joined",
         "checks",
         3000,
@@ -561,16 +561,16 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a latecomer runs the job once more",
-        "verdict_since",
+        "Joining.verdict_since",
         "ledger.closed if arrival.belongs else None",
         "None",
         "latecomers",
     ),
     Defect(
         "a latecomer takes the next run for its own",
-        "verdict_since",
-        "first_verdict(arrival, filter(None, since), takes)",
-        "None",
+        "Joining.verdict_since",
+        "self._since(arrival.place.index, ledger)",
+        "()",
         "latecomers",
     ),
     *STORE_DEFECTS,

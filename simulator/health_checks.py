@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_core.rendezvous.backend import RendezvousBackend
-    from elastic_core.session.arrival import Arrival
+    from elastic_core.session.join import Arrival
     from elastic_core.session.runtime import Runtime
     from simulator.agent import SimAgent
     from simulator.plan import Fault

@@ -81,7 +81,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "no plugin is asked for gone nodes",
         "LeaderDriver.turn",
-        "self._ask_who_is_gone(silent)",
+        "self.plugins.ask_who_is_gone([node.row.info for node in self.watch.nodes.values() if node.node_id in silent])",
         "pass",
         "vouched",
     ),
@@ -131,14 +131,14 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a second job of one node joins one without a name",
-        "_Joining._check_single",
+        "Joining._check_single",
         "self.applicant.unnamed and agreement.max_nodes == 1 and not agreement.spares",
         "False",
         "programs",
     ),
     Defect(
         "the verdict on another program of the same uid is reported",
-        "_Joining.admit",
+        "Joining.admit",
         "not admission.is_same_program(ledger.settings, applicant.settings, unnamed=applicant.unnamed)",
         "False",
         "programs",

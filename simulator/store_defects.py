@@ -66,8 +66,8 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "rows of an older epoch are taken at their word",
-        "LeaderDriver._rows",
-        "row.within(ledger.head.epoch)",
+        "RosterReader.read",
+        "row.within(epoch)",
         "row",
         "data_loss",
         1000,
@@ -102,7 +102,7 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a report counts before the store has it",
-        "Outbox.publish",
+        "RowWriter.publish",
         "self._row, self._revision = row, self._revision + 1",
         "self._row, self._revision = row, self._revision + 1\n"
         "if row.incident is not None and row.incident != self._reported:\n"
@@ -133,7 +133,7 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "what a store has taken and does not show is sent as fast as it answers",
         "LeaderDriver._append",
-        "self.runtime.now() + self._backoff.failed()",
+        "self.runtime.now() + self._attempts.backoff.failed()",
         "self.runtime.now()",
         "appends",
     ),

@@ -18,8 +18,8 @@ from elastic_core.plugins.manager import load_backend
 from elastic_core.protocol.codec import decode_entry, encode_entry
 from elastic_core.protocol.entries import Entry, Offer, Round
 from elastic_core.rendezvous.backend import SEAL_BYTES, Cursor, RendezvousBackend
-from elastic_core.rendezvous.handler import RendezvousParameters
 from elastic_core.rendezvous.job_token import TOKEN_VARIABLE, JobToken
+from elastic_core.rendezvous.options import RendezvousParameters
 
 TOKEN, OTHER = secrets.token_hex(32), secrets.token_hex(32)
 BACKENDS = ["file", "c10d", *(pytest.param(name, marks=pytest.mark.variant) for name in ("redis", "etcd", "etcd-v2"))]

@@ -17,8 +17,8 @@ import elastic_core.protocol.codec as codec
 codec.__version__, codec.OLDEST_PROTOCOL, codec.PROTOCOL = "9.9.9", codec.PROTOCOL + 1, codec.PROTOCOL + 2
 """
 UNKNOWN_FIELD = """
-import elastic_core.protocol.codec as codec, elastic_core.session.row_check as row_check
-codec.__version__ = row_check.__version__ = "9.9.9"
+import elastic_core.protocol.codec as codec, elastic_core.session.heartbeat as heartbeat
+codec.__version__ = heartbeat.__version__ = "9.9.9"
 dump = codec._dump
 codec._dump = lambda plain, what, *most: dump({**plain, "colour": "red"} if "info" in plain else plain, what, *most)
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import redis
 
-from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_rdzv_redis import backend
 from elastic_rdzv_redis.backend import RedisBackend
 from elastic_rdzv_redis.plugin import elastic_make_rendezvous

@@ -44,7 +44,7 @@ from elastic_core.multiprocessing.errors import ChildFailedError, ProcessFailure
 from elastic_core.rendezvous import RendezvousHandlerRegistry, RendezvousParameters, rendezvous_handler_registry
 from elastic_core.timer import *
 import elastic_core.rendezvous.registry
-import elastic_core.rendezvous.handler
+import elastic_core.rendezvous.options
 import elastic_core.agent.report
 import elastic_core as elastic
 import elastic_torchrun.foreign.registry
@@ -53,7 +53,7 @@ assert by_its_module is LocalElasticAgent is elastic.LocalElasticAgent
 assert by_launcher is LaunchConfig is elastic.launch.LaunchConfig
 assert elastic.multiprocessing.errors.record is elastic.record is record
 assert elastic.rendezvous.registry.register is elastic_torchrun.foreign.registry.register
-assert RendezvousParameters is elastic_core.rendezvous.handler.RendezvousParameters
+assert RendezvousParameters is elastic_core.rendezvous.options.RendezvousParameters
 assert FileTimerClient.__module__.startswith("torch.")
 print("imported")
 """

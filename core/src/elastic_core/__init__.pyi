@@ -10,8 +10,7 @@ from elastic_core.gates import JoinGate as JoinGate, JoinedRun as JoinedRun, Sta
 from elastic_core.hookspecs import hookimpl as hookimpl
 from elastic_core.monitors import LineReader as LineReader, RunningRound as RunningRound
 from elastic_core.rendezvous.backend import RendezvousBackend as RendezvousBackend
-from elastic_core.rendezvous.handler import RendezvousHandler as RendezvousHandler, RendezvousInfo as RendezvousInfo, RendezvousParameters as RendezvousParameters
-from elastic_core.rendezvous.options import RendezvousOptions as RendezvousOptions
+from elastic_core.rendezvous.options import RendezvousOptions as RendezvousOptions, RendezvousParameters as RendezvousParameters
 from elastic_core.version import __version__ as __version__
 from elastic_core.worker.error_file import record as record
 from elastic_core.worker.library import ElasticDistributedSampler as ElasticDistributedSampler, TrainState as TrainState, init_process_group as init_process_group

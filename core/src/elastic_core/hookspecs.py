@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer
     from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
-    from elastic_core.rendezvous.handler import RendezvousParameters
-    from elastic_core.rendezvous.options import RendezvousOptions
+    from elastic_core.rendezvous.options import RendezvousOptions, RendezvousParameters
     from elastic_core.worker.train_state import TrainingState
 
 PROJECT = "elastic"

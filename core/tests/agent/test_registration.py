@@ -20,7 +20,7 @@ from elastic_core.errors import UsageError
 from elastic_core.host.identity import host_id, installed_versions
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.settings import Agreement, Versions
-from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_core.session.runtime import RUNTIME, Runtime
 
 PROGRAM = Program(ProgramKind.SCRIPT, "train.py")

@@ -7,7 +7,7 @@ import pytest
 from elastic_core.plugins import local_backend
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import ORIGIN, Link
-from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_testing.backend_conformance import BackendConformance
 from elastic_testing.connections import MakeBackend
 

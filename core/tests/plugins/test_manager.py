@@ -23,8 +23,7 @@ from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, hooks_of, load, load_backend
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
-from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core.rendezvous.options import RendezvousOptions, RendezvousParameters
 
 PATIENCE = 60.0
 PROGRAM = Program(ProgramKind.SCRIPT, "train.py")

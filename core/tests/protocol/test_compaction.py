@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from session_parts import leader_of
 from views import halted, live, members, offer, seen, start, then, watch
 
 from elastic_core.incidents import Action, Verdict
@@ -14,7 +15,6 @@ from elastic_core.protocol.failure_detector import NodeView, Watch
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE
-from elastic_core.session.leader_driver import LeaderDriver
 from elastic_core.session.ledger_reader import load
 from elastic_core.session.runtime import Runtime
 
@@ -90,8 +90,8 @@ def test_the_leader_shrinks_them_and_every_entry_says_how_far_it_has_come() -> N
     for name in "ab":
         store.enter(name, encode_row(at(name, HEAD).row))
     clock = Runtime(now=lambda: 30.0, new_id=lambda: "new")
-    leader = LeaderDriver("a", lambda incident, past: Verdict(Action.RESTART, ""), clock, lambda event: None)
-    while entries_to_shrink(ledger, watch(at("a", HEAD), at("b", HEAD)), leader._kept):
+    leader = leader_of(lambda incident, past: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    while entries_to_shrink(ledger, watch(at("a", HEAD), at("b", HEAD)), leader._kept[1]):
         leader.turn(store, ledger)
     whole = [index for index in range(1, HEAD + 1) if store.read(index) != TOMBSTONE]
     assert whole == [1, *range(HEAD - ENTRIES_KEPT_WHOLE + 1, HEAD + 1)]

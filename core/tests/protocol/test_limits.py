@@ -62,8 +62,7 @@ from elastic_core.protocol.members import Member
 from elastic_core.protocol.repair import compose_resume, lighten
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, SEAL_BYTES
-from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.options import MAX_NODES
+from elastic_core.rendezvous.options import MAX_NODES, RendezvousParameters
 
 NOW = 100_000.0
 TEXTS = ("a", "\u00e9", "\x00", "\U0001f525", "\ud800", '"', "\\", "\n")

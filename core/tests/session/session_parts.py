@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from views import entry, info, seen, start
 
-from elastic_core.incidents import Action, Verdict
+from elastic_core.events import Event
+from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_entry, encode_row
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN, RendezvousBackend
-from elastic_core.session.connections import SessionConnections
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Joined
+from elastic_core.session.leader_driver import LeaderDriver
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.session.state import SessionCalls, SessionState
 
@@ -28,9 +32,16 @@ def state_of(name: str, ledger: Ledger, store: RendezvousBackend, runtime: Runti
     return SessionState(store, Joined(ledger, NodeRow(info=info(name))), runtime, calls)
 
 
+def leader_of(
+    judge: Callable[[Incident, History], Verdict], runtime: Runtime, publish: Callable[[Event], None], **calls: Any
+) -> LeaderDriver:
+    """Return the driver of the leader \"a\", whose plugins are these functions."""
+    return LeaderDriver("a", runtime, SessionCalls(ignore, publish, judge, ignore, **calls))
+
+
 def heartbeat_of(state: SessionState) -> Heartbeat:
     """Return the session's heartbeat, over a connection that it has made."""
-    return Heartbeat(state, SessionConnections(state))
+    return Heartbeat(state)
 
 
 def job(*, closed: bool = False) -> LocalBackend:

@@ -16,8 +16,7 @@ from elastic_core.protocol.entries import Body, Closed, Open, Round
 from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.session.arrival import Arrival
-from elastic_core.session.join import Applicant, Joined, arrive, join
+from elastic_core.session.join import Applicant, Arrival, Joined, arrive, join
 
 DONE = Closed(success=True, why="all workers of round 1 exited with 0", exit_code=0)
 FAILED = Closed(success=False, why="no restart is left", exit_code=1)

@@ -16,7 +16,7 @@ from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.node_events import WorkerFailed
 from elastic_core.rendezvous.backend import Cursor, HeartbeatReply
 from elastic_core.rendezvous.guard import GuardedBackend, PendingCall
-from elastic_core.session.connections import StoreCall, call_of, may_be_renewed, silence_told, unanswered
+from elastic_core.session.contact import StoreCall, call_of, may_be_renewed, silence_told, unanswered
 
 STORE = GuardedBackend(LocalBackend(MemoryStore()), "backend")
 EMBEDDED = GuardedBackend(LocalBackend(MemoryStore()), "backend")

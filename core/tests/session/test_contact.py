@@ -4,7 +4,7 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.session.contact import RETRY_FIRST, RETRY_MOST, Backoff, connect_at_first, persist, store_awaited
+from elastic_core.session.contact import RETRY_FIRST, RETRY_MOST, Backoff, StoreWait
 from elastic_core.session.runtime import Runtime
 
 
@@ -61,16 +61,17 @@ def persisted(store: Restarting, down: int, timeout: float = 60.0) -> tuple[list
     pauses: list[float] = []
     Restarting.down = down
 
-    def tell(exc: RendezvousConnectionError) -> None:
-        told.append(exc.message)
-
-    persist(store, lambda to: to.read(1), tell, timeout=timeout, runtime=counting(pauses))
+    wait = StoreWait("", timeout, lambda event: told.append(event.message), counting(pauses))
+    wait.call(store, lambda to: to.read(1))
     return told, pauses
 
 
 def test_a_node_that_joins_waits_for_a_store_that_restarts() -> None:
     """It ended with exit code 69, though the store was back a second later."""
-    assert persisted(Restarting(MemoryStore()), 4) == (["connection refused"], [0.1, 0.2, 0.4, 0.8])
+    assert persisted(Restarting(MemoryStore()), 4) == (
+        ["the store does not answer; waiting for it for up to 60 s: connection refused"],
+        [0.1, 0.2, 0.4, 0.8],
+    )
 
 
 def test_a_store_that_does_not_come_back_in_time_is_out_of_reach() -> None:
@@ -85,6 +86,9 @@ def test_an_embedded_store_does_not_come_back() -> None:
         persisted(store, 1)
 
 
+WAITS = "the store at redis://***@store:6379 does not answer; waiting for it for up to"
+
+
 def connected(failures: list[RendezvousConnectionError], timeout: float) -> tuple[str, list[str], float]:
     """Return the result of a first connection that fails so often, the events, and the seconds waited."""
     told: list[str] = []
@@ -95,11 +99,9 @@ def connected(failures: list[RendezvousConnectionError], timeout: float) -> tupl
             raise failures.pop(0)
         return "made"
 
-    def tell(exc: RendezvousConnectionError) -> None:
-        told.append(exc.message)
-
+    wait = StoreWait("redis://:secret@store:6379", timeout, lambda event: told.append(event.message), counting(pauses))
     try:
-        found = connect_at_first(make, tell, timeout=timeout, runtime=counting(pauses))
+        found = wait.connect(make)
     except RendezvousConnectionError as exc:
         found = f"raised: {exc.message}"
     return found, told, sum(pauses)
@@ -112,21 +114,15 @@ def refused(count: int) -> list[RendezvousConnectionError]:
 def test_the_first_connection_waits_for_a_store_that_is_not_up_yet() -> None:
     """One refused connection ended the agent with exit code 69."""
     found, told, _ = connected(refused(3), 60.0)
-    assert (found, told) == ("made", ["refused 0"])
+    assert (found, told) == ("made", [f"{WAITS} 60 s: refused 0"])
 
 
 def test_the_first_connection_is_given_up_when_its_time_is_over() -> None:
     found, told, waited = connected(refused(1000), 5.0)
     assert found.startswith("raised: refused ")
-    assert (told, waited) == (["refused 0"], 5.0)
+    assert (told, waited) == ([f"{WAITS} 5 s: refused 0"], 5.0)
 
 
 def test_a_lasting_error_ends_the_wait_at_once() -> None:
     wrong = RendezvousConnectionError("wrong password", lasting=True)
     assert connected([wrong], 60.0) == ("raised: wrong password", [], 0)
-
-
-def test_people_are_told_what_is_waited_for_without_a_password() -> None:
-    event = store_awaited("redis://:secret@store:6379", 60.0, RendezvousConnectionError("refused.", hint="Start it."))
-    said = "the store at redis://***@store:6379 does not answer; waiting for it for up to 60 s: refused. Start it."
-    assert event.message == said

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from session_parts import leader_of
 from views import halted, incident, info, live, offer, seen, settings, start, watch, with_counters
 
 from elastic_core.events import Event
@@ -23,7 +24,7 @@ from elastic_core.protocol.ledger import advance, compose, open_ledger
 from elastic_core.protocol.repair import compose_resume
 from elastic_core.protocol.roster import Phase, Reached
 from elastic_core.rendezvous.backend import ORIGIN, Link
-from elastic_core.session.leader_driver import ANNOUNCE_WAIT_SECONDS, LeaderDriver
+from elastic_core.session.leader_driver import ANNOUNCE_WAIT_SECONDS
 from elastic_core.session.runtime import Runtime
 
 
@@ -34,7 +35,7 @@ def test_a_long_sleep_is_a_gap_only_to_who_had_somebody_to_look_for(nodes: str, 
     store.append(first.link, ledger.head.link, encode_entry(ledger.head))
     for name in nodes:
         store.enter(name, encode_row(seen(name, Phase.RUNNING, head=2).row))
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: now), lambda event: None)
+    leader = leader_of(lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: now), lambda event: None)
     leader.turn(store, ledger)
     assert leader.alone(ledger) is (nodes == "a")
     now = 100.0
@@ -50,7 +51,7 @@ def test_a_lone_leader_does_not_judge_itself_by_what_it_did_not_see(lost: bool) 
     store.append(ORIGIN, (first := start().head).link, encode_entry(first))
     store.append(first.link, ledger.head.link, encode_entry(ledger.head))
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2).row))
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: now), lambda event: None)
+    leader = leader_of(lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: now), lambda event: None)
     leader.turn(store, ledger)
     if lost:
         store.remove("a")
@@ -71,7 +72,7 @@ def test_a_judgement_and_its_reason_are_published_once() -> None:
         store.append(ORIGIN if entry.index == 1 else Link(entry.index - 1, entry.prev), entry.link, encode_entry(entry))
     store.enter("a", encode_row(seen("a", Phase.STOPPED, head=3).row))
     verdict = Verdict(Action.RESTART, "back-off", delay=8.0, policy="backoff")
-    leader = LeaderDriver("a", lambda *_: verdict, Runtime(now=lambda: now), said.append)
+    leader = leader_of(lambda *_: verdict, Runtime(now=lambda: now), said.append)
     leader.turn(store, ledger)
     assert leader.turn(store, ledger) is not None
     (event,) = (event for event in said if event.name == "verdict")
@@ -110,7 +111,7 @@ def test_a_lone_leader_looks_again_to_say_whom_it_waits_for() -> None:
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
     store.enter("a", encode_row(seen("a", head=1).row))
     clock = Runtime(now=lambda: now)
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: said.append(event.name))
+    leader = leader_of(lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: said.append(event.name))
     assert leader.turn(store, ledger) == 20.0 + ANNOUNCE_WAIT_SECONDS
     now = 20.0 + ANNOUNCE_WAIT_SECONDS
     leader.turn(store, ledger)
@@ -120,7 +121,7 @@ def test_a_lone_leader_looks_again_to_say_whom_it_waits_for() -> None:
 def test_a_lost_row_is_no_answer_to_a_run_that_was_resumed() -> None:
     """Its index is of the history that is lost (rule S3); whether the node is still there, it has yet to say."""
     store, ledger = LocalBackend(MemoryStore()), halted("ab", HaltReason.NODE_LEFT)
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: 24.0), lambda event: None)
+    leader = leader_of(lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: 24.0), lambda event: None)
     leader.watch = watch(*(seen(name, Phase.STOPPED, head=3, now=22.0) for name in "ab"), now=22.0)
     body = compose_resume(ledger, "the store came back empty")
     ledger = open_ledger(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
@@ -139,7 +140,7 @@ def test_an_offer_from_before_a_resumed_run_is_given_to_no_round() -> None:
     body = compose_resume(ledger, "the store came back empty")
     ledger = open_ledger(compose(ledger, body, entry_id="r1", author="a", now=24.0, store=ORIGIN), 24.0)
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: 24.0), lambda event: None)
+    leader = leader_of(lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: 24.0), lambda event: None)
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=3).row))
     store.enter("b", encode_row(seen("b", Phase.RUNNING, head=1, epoch=1, incident=incident("b")).row))
     leader.turn(store, ledger)
@@ -162,7 +163,7 @@ def test_an_entry_that_the_store_has_taken_and_lost_is_put_back_and_not_decided_
         store.enter(name, encode_row(seen(name, head=1).row))
     ids = iter("xy")
     clock = Runtime(now=lambda: now, new_id=lambda: next(ids))
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    leader = leader_of(lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
     leader.turn(store, ledger)
     now = 30.0
     leader.turn(store, ledger)
@@ -185,7 +186,7 @@ def test_a_store_that_takes_an_entry_and_does_not_show_it_is_asked_ever_more_sel
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
     store.enter("a", encode_row(seen("a", head=1).row))
     clock = Runtime(now=lambda: now, new_id=lambda: "x")
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    leader = leader_of(lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
     asked = list[float]()
     while now < 30.0:
         at = leader.turn(store, ledger)  # the same ledger as before, however often it is read
@@ -209,7 +210,7 @@ def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
         here = info(f"{number:04}", number, role=f"{number:04}" + "r" * 80)  # no two nodes of a kind
         store.enter(here.node_id, encode_row(seen("a", node=here, offer=offer("a")).row))
     clock = Runtime(now=lambda: 20.0, new_id=lambda: "x")
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
+    leader = leader_of(lambda *_: Verdict(Action.RESTART, ""), clock, lambda event: None)
     leader.turn(store, ledger)
     data = store.read(2)
     assert data is not None
@@ -221,9 +222,10 @@ def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
 
 NEVER_ANSWERED = """
 import threading
-from views import seen, watch
-from elastic_core.session.leader_driver import LeaderDriver
-from elastic_core.session.runtime import Runtime
+from views import info
+from elastic_core.session.plugin_questions import PluginQuestions
+from elastic_core.session.runtime import RUNTIME
+from elastic_core.session.state import SessionCalls
 
 asked = threading.Event()
 
@@ -231,8 +233,7 @@ def node_gone(node):
     asked.set()
     threading.Event().wait()
 
-leader = LeaderDriver("a", None, Runtime(now=lambda: 24.0), print, node_gone=node_gone, watch=watch(seen("b")))
-leader._ask_who_is_gone(["b"])
+PluginQuestions(RUNTIME, SessionCalls(print, print, None, print, node_gone=node_gone)).ask_who_is_gone([info("b")])
 asked.wait()
 """
 
@@ -259,7 +260,7 @@ def test_a_leader_that_tidies_up_over_a_slow_store_still_answers_an_incident_in_
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2).row))
     for number in range(20):
         store.enter(f"lost-{number}", encode_row(seen(f"lost-{number}", head=0).row))
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: now), lambda event: None)
+    leader = leader_of(lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: now), lambda event: None)
     took = []
     while len(store.roster()) > 1 and now < 200.0:
         before = now
@@ -308,7 +309,7 @@ def test_the_policies_hear_of_the_newest_step_of_any_rank(
         store.append(ORIGIN if entry.index == 1 else Link(1, entry.prev), entry.link, encode_entry(entry))
     store.enter("a", encode_row(seen("a", Phase.RUNNING, head=2, reached=row).row))
     store.enter("b", encode_row(seen("b", Phase.STOPPED, head=2, incident=blame).row))
-    leader = LeaderDriver("a", judge, Runtime(now=lambda: 20.0), lambda event: None, reached=lambda: own)
+    leader = leader_of(judge, Runtime(now=lambda: 20.0), lambda event: None, reached=lambda: own)
     leader.turn(store, ledger)
     [(about, history)] = heard
     assert (about.step, history.moved) == (step, moved)
@@ -334,7 +335,7 @@ def test_an_exclusion_without_effect_says_that_it_has_none(nodes: str, least: in
     for name in nodes:
         store.enter(name, encode_row(seen(name, Phase.STOPPED, head=3).row))
     verdict = Verdict(Action.EXCLUDE_HOST, "it failed first", exclude_for=60.0, policy="quarantine")
-    leader = LeaderDriver("a", lambda *_: verdict, Runtime(now=lambda: 20.0), said.append)
+    leader = leader_of(lambda *_: verdict, Runtime(now=lambda: 20.0), said.append)
     leader.turn(store, ledger)
     leader.turn(store, ledger)
     assert [event.message for event in said if event.name == "verdict"] == [f"{what}: it failed first"]

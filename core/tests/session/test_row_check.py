@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from session_parts import leader_of
 from views import info, live, seen, settings, start, then
 
 from elastic_core import __version__
@@ -17,8 +18,7 @@ from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.session.leader_driver import LeaderDriver
-from elastic_core.session.row_check import RowCheck
+from elastic_core.session.heartbeat import RowCheck
 from elastic_core.session.runtime import Runtime
 
 LEDGER = live("a", settings(1, 4, lost_after=6.0))
@@ -92,10 +92,10 @@ def test_the_leaders_list_of_unreadable_rows_fits_into_its_own_row() -> None:
     long = [f"{'0' * 100_000}{number}" for number in range(3)]
     for node_id in [*long, *(f"{number:03}" + "\U0001f600" * 61 for number in range(80))]:
         store.enter(node_id, b"no row")
-    leader = LeaderDriver("a", lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: 20.0), lambda _: None)
+    leader = leader_of(lambda *_: Verdict(Action.RESTART, ""), Runtime(now=lambda: 20.0), lambda _: None)
     leader.turn(store, ledger)
-    assert len(leader.unread) == MAX_UNREAD_ROWS
-    encode_row(NodeRow(info=info("a"), unread=leader.unread))
+    assert len(leader.roster.unread) == MAX_UNREAD_ROWS
+    encode_row(NodeRow(info=info("a"), unread=leader.roster.unread))
 
 
 @pytest.mark.parametrize("unread", [(), ("w",)])

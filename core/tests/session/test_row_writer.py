@@ -23,8 +23,6 @@ from elastic_core.protocol.row_delay import (
     SPREAD_ABOVE_MEMBERS,
     row_delay,
 )
-from elastic_core.session.connections import SessionConnections
-from elastic_core.session.row_writer import RowWriter
 
 RUNS = NodeRow(info=info("b"), run="run1", phase=Phase.RUNNING, round=1, head=2)
 PLANNED = then(live("ab"), Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=300.0), at=11.0)
@@ -107,8 +105,7 @@ class Desk:
         self.cut_off = False
         self.state = state_of("b", live("ab"), self.store)
         monkeypatch.setattr(self.state, "is_cut_off", lambda: self.cut_off)
-        self.writer = RowWriter(self.state, SessionConnections(self.state))
-        self.thread = threading.Thread(target=self.writer.run)
+        self.thread = threading.Thread(target=self.state.writer.run)
 
     def open(self) -> None:
         self.thread.start()
@@ -136,15 +133,15 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 
 def test_a_delayed_row_is_written_in_the_end(desk: Desk) -> None:
     desk.open()
-    desk.state.outbox.publish(RUNS, 0.01)
+    desk.state.writer.publish(RUNS, 0.01)
     assert desk.told(RUNS) == [1]
 
 
 def test_a_node_that_was_cut_off_for_as_long_as_its_fence_is_silent_until_it_has_contact(desk: Desk) -> None:
     done = threading.Event()
     desk.cut_off = True
-    desk.state.outbox.publish(RUNS)
-    desk.state.outbox.later(lambda _store: done.set())
+    desk.state.writer.publish(RUNS)
+    desk.state.writer.later(lambda _store: done.set())
     desk.open()
     assert done.wait(PATIENCE), "whatever else it has to do goes on"
     assert desk.store.told == []
@@ -155,30 +152,30 @@ def test_a_node_that_was_cut_off_for_as_long_as_its_fence_is_silent_until_it_has
 def test_an_urgent_row_replaces_a_delayed_one(desk: Desk) -> None:
     failed = replace(RUNS, incident=incident("b"))
     desk.open()
-    desk.state.outbox.publish(RUNS, NEVER)
-    desk.state.outbox.publish(failed)
+    desk.state.writer.publish(RUNS, NEVER)
+    desk.state.writer.publish(failed)
     assert desk.told(failed) == [2]
 
 
 def test_more_that_can_wait_does_not_put_off_what_has_waited(desk: Desk) -> None:
     later = replace(RUNS, progressed=True)
-    desk.state.outbox.publish(RUNS, 0.01)
-    desk.state.outbox.publish(later, NEVER)
+    desk.state.writer.publish(RUNS, 0.01)
+    desk.state.writer.publish(later, NEVER)
     desk.open()
     assert desk.told(later) == [2]
 
 
 def test_after_a_job_nothing_is_left_to_write(desk: Desk) -> None:
     desk.open()
-    desk.state.outbox.publish(RUNS, NEVER)
-    desk.state.outbox.later(lambda store: None)
+    desk.state.writer.publish(RUNS, NEVER)
+    desk.state.writer.later(lambda store: None)
     assert desk.told(RUNS) == [1]
 
 
 def test_a_store_that_has_lost_the_row_is_told_at_once(desk: Desk) -> None:
     desk.open()
-    desk.state.outbox.publish(RUNS, NEVER)
+    desk.state.writer.publish(RUNS, NEVER)
     desk.store.remove("b")
-    desk.state.outbox.row_seen(None)
+    desk.state.writer.row_seen(None)
     assert desk.told(RUNS) == [1]
     assert [row.node_id for row in desk.store.roster()] == ["b"]

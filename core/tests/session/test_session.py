@@ -37,7 +37,6 @@ from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import Cursor, Link, RendezvousBackend, RosterRow
 from elastic_core.session.join import Applicant, Joined, join
-from elastic_core.session.leave import any_stays
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.session import Session
 from elastic_core.session.state import SessionCalls
@@ -330,9 +329,9 @@ def test_a_leader_that_has_left_still_knows_whom_it_saw_lost_and_who_stays(fleet
     c.kill()
     a.until(lambda n: n.session.lost(["b", "c"]) == {"c"})
     assert b.session.lost(["a", "c"]) == set(), "it does not lead, and has no watch"
-    assert any_stays(a.store, {"b"}), "a halt for a lost node leaves the others in the job"
+    assert a.session.any_stays({"b"}, PATIENCE), "a halt for a lost node leaves the others in the job"
     b.tell(Leaving("stopped", 143))
-    b.until(lambda n: not any_stays(n.store, {"b"}))
+    b.until(lambda n: not n.session.any_stays({"b"}, PATIENCE))
     a.tell(Leaving("stopped", 143))
     a.thread.join(PATIENCE)
     assert a.session.lost(["c"]) == {"c"}

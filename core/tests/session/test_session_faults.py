@@ -24,7 +24,6 @@ from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, Cursor, HeartbeatRe
 from elastic_core.session.contact import Contact
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Applicant, Joined, join
-from elastic_core.session.leave import append_leader
 from elastic_core.session.runtime import Runtime
 
 
@@ -265,7 +264,7 @@ def test_an_entry_that_nobody_puts_back_for_as_long_as_the_fence_ends_the_nodes_
     bench.faults["b"].missing = (1, 3)
     a.tell(WorkerFailed(incident("a")))
     a.until(lambda n: n.state.ledger.head.index == 3)
-    append_leader(a.session._state, LocalBackend(bench.store), a.state.ledger, "a", "it stays")
+    a.session._state.append_leader(LocalBackend(bench.store), a.state.ledger, "a", "it stays")
     b.until(lambda n: any(event.name == "store_lost" for event in n.said))
     (said,) = [event.message for event in b.said if event.name == "store_lost"]
     assert "Entry 1 is missing from the store. " in said
@@ -509,7 +508,7 @@ def test_a_heartbeat_thread_that_is_held_up_waits_instead_of_spinning(trouble: s
     thread = threading.Thread(target=heartbeat.run)
     thread.start()
     assert clock.over.wait(PATIENCE)
-    assert (heartbeat._connections.made["heartbeat"] is None) is store.faults.down
+    assert (state.connections.made["heartbeat"] is None) is store.faults.down
     state.stopping.set()
     with state.pulse:
         state.pulse.notify()

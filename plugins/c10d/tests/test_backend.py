@@ -20,7 +20,7 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, StoreLostError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
-from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_rdzv_c10d.backend import C10dBackend
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address

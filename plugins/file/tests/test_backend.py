@@ -12,7 +12,7 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError, UsageError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link
-from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_rdzv_file import inotify, plugin
 from elastic_rdzv_file.backend import FileBackend
 from elastic_rdzv_file.inotify import Alarm

@@ -9,7 +9,7 @@ import pytest
 from redis_servers import opened, redis_server
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_rdzv_redis.capacity import capacity_warning
 from elastic_rdzv_redis.plugin import elastic_make_rendezvous
 

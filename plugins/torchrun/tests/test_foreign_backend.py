@@ -33,12 +33,12 @@ from elastic_core.incidents import Action, Incident, Verdict
 from elastic_core.monitors import RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.questions import AskedQuestion, NodeAnswer
-from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 from elastic_core.warden.linux import descendants
 from elastic_torchrun.foreign import node
 from elastic_torchrun.foreign.errors import HandlerError
 from elastic_torchrun.foreign.exchange import Card
 from elastic_torchrun.foreign.registry import HandlerPlugin
+from elastic_torchrun.rendezvous_api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 
 PATIENCE = 60.0
 ROUND = 'round=$(basename $(dirname $(dirname "$TORCHELASTIC_ERROR_FILE"))); '

@@ -14,9 +14,9 @@ import pytest
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
 from elastic_core.protocol.entries import Offer, Round
 from elastic_core.protocol.members import Member, place
-from elastic_core.rendezvous.handler import BootstrapStoreInfo, RendezvousInfo
 from elastic_torchrun.foreign import exchange
 from elastic_torchrun.foreign.exchange import Cancelled, Card, Waiting
+from elastic_torchrun.rendezvous_api import BootstrapStoreInfo, RendezvousInfo
 
 PATIENCE = 30.0
 

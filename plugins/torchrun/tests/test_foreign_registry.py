@@ -19,9 +19,10 @@ from elastic_core.plugins.entry_points import Catalogue, Group
 from elastic_core.plugins.local_backend import LocalBackend
 from elastic_core.plugins.manager import Plugins, load, load_backend
 from elastic_core.rendezvous.guard import GuardedBackend
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
 from elastic_core.rendezvous.job_token import JobToken
+from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_torchrun.foreign import errors as foreign_errors, registry
+from elastic_torchrun.rendezvous_api import RendezvousHandler
 
 Install = Callable[..., None]
 

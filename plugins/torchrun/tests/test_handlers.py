@@ -29,8 +29,7 @@ from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.entries import Leader, Offer
 from elastic_core.protocol.ledger import compose
 from elastic_core.rendezvous.backend import RendezvousBackend, StoreWarning
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousParameters
-from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core.rendezvous.options import RendezvousOptions, RendezvousParameters
 from elastic_core.session.ledger_reader import load
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_testing.race import PATIENCE, background
@@ -40,6 +39,7 @@ from elastic_torchrun.handlers import TorchrunHandler, errors, stores
 from elastic_torchrun.handlers.close import close_run
 from elastic_torchrun.handlers.command import command_of
 from elastic_torchrun.handlers.stores import EXIT_BARRIER
+from elastic_torchrun.rendezvous_api import RendezvousHandler, RendezvousInfo
 
 
 @dataclass

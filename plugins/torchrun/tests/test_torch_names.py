@@ -13,7 +13,7 @@ import pytest
 
 from elastic_core import errors
 from elastic_core.errors import PluginError, RendezvousError, UsageError
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_core.worker.error_file import record
 from elastic_torchrun.foreign import registry
 from elastic_torchrun.foreign.errors import is_graceful_exit
@@ -28,6 +28,7 @@ from elastic_torchrun.rendezvous import (
     launch_settings,
     rendezvous_handler_registry,
 )
+from elastic_torchrun.rendezvous_api import RendezvousHandler
 from elastic_torchrun.torch_names import MODULES
 
 

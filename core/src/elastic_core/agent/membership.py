@@ -28,10 +28,8 @@ from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.node_events import Exit
 from elastic_core.rendezvous.backend import RendezvousBackend, workers_store
-from elastic_core.session.arrival import Arrival
-from elastic_core.session.connections import silence_told
-from elastic_core.session.contact import persist, silent_store, store_awaited
-from elastic_core.session.join import Joined, arrive, join
+from elastic_core.session.contact import StoreWait
+from elastic_core.session.join import Arrival, Joined, arrive, join
 from elastic_core.session.ledger_watch import Lookout
 from elastic_core.session.runtime import RUNTIME
 from elastic_core.warden.messages import WardenEvent
@@ -177,14 +175,8 @@ class Newcomer:
 
     def _persist(self, call: Callable[[RendezvousBackend], T]) -> T:
         """Call the store until it answers or the patience is over, and report meanwhile that it is silent."""
-        endpoint, patience = self._start.config.rdzv_endpoint, self._start.config.timing.join_timeout
-
-        def attempt(to: RendezvousBackend) -> T:
-            with silence_told(to, lambda exc: self.publish(silent_store(exc)), endpoint):
-                return call(to)
-
-        awaited = partial(store_awaited, endpoint, patience)
-        return persist(self._store, attempt, lambda exc: self.publish(awaited(exc)), timeout=patience)
+        config = self._start.config
+        return StoreWait(config.rdzv_endpoint, config.timing.join_timeout, self.publish).call(self._store, call)
 
 
 def _make_stores(start: Start, store: RendezvousBackend, address: str) -> Stores:

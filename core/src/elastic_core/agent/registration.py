@@ -17,8 +17,8 @@ from elastic_core.protocol.node import NodeState, row_of
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo, NodeRow, Slots
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.session.contact import FIRST_CONNECTION_SECONDS, connect_at_first, store_awaited
+from elastic_core.rendezvous.options import RendezvousParameters
+from elastic_core.session.contact import FIRST_CONNECTION_SECONDS, StoreWait
 from elastic_core.session.join import Applicant
 from elastic_core.session.runtime import Runtime
 from elastic_core.version import __version__
@@ -57,8 +57,7 @@ def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend:
     if options.embedded or options.handler:
         return make()
     patience = min(FIRST_CONNECTION_SECONDS, config.timing.join_timeout)
-    awaited = partial(store_awaited, config.rdzv_endpoint, patience)
-    return connect_at_first(make, lambda exc: plugins.publish(awaited(exc)), timeout=patience)
+    return StoreWait(config.rdzv_endpoint, patience, plugins.publish).connect(make)
 
 
 def applicant_for(

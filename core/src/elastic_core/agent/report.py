@@ -20,7 +20,7 @@ from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Plan,
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeInfo
-from elastic_core.session.arrival import Arrival, FormerNode
+from elastic_core.session.join import Arrival, FormerNode
 from elastic_core.warden import messages
 
 Publish = Callable[[Event], None]

@@ -33,7 +33,7 @@ from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import Answer, NodeInfo, Slots
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.round_questions import RoundQuestions
-from elastic_core.session.arrival import FormerNode
+from elastic_core.session.join import FormerNode
 from elastic_core.threads import keep_a_starter
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import catches, run_nanoseconds

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
     from elastic_core.plugins.manager import Plugins
-    from elastic_core.session.arrival import FormerNode
+    from elastic_core.session.join import FormerNode
 
 
 @contextmanager

@@ -44,9 +44,8 @@ from elastic_core.protocol.roster import NodeRow
 from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.round_questions import LAST_WORDS_SECONDS
-from elastic_core.session.arrival import FormerNode
 from elastic_core.session.contact import FENCE_SHARE
-from elastic_core.session.join import Applicant, Joined
+from elastic_core.session.join import Applicant, FormerNode, Joined
 from elastic_core.session.session import Session
 from elastic_core.session.state import SessionCalls
 from elastic_core.warden import messages

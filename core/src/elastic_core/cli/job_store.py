@@ -42,7 +42,7 @@ def open_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, st
     from elastic_core.config.rdzv_conf import parse_conf
     from elastic_core.plugins import manager  # none of this for --help
     from elastic_core.rendezvous import job_token
-    from elastic_core.rendezvous.handler import RendezvousParameters
+    from elastic_core.rendezvous.options import RendezvousParameters
 
     if not is_store_named(given):
         found = _find(given["rdzv_id"])

@@ -22,8 +22,7 @@ from elastic_core.rendezvous.backend import (
     RosterRow,
     check_size,
 )
-from elastic_core.rendezvous.handler import RendezvousParameters
-from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_core.rendezvous.options import RendezvousOptions, RendezvousParameters
 
 
 class MemoryStore:

@@ -1,7 +1,6 @@
 """The interface for authors of a rendezvous backend, with the names of torch's package of the same name.
 
-* ``backend`` is the interface of a store, ``options`` is what a backend declares that it takes. ``handler`` has the
-  interface of a whole rendezvous in torch's form, and the parameters from which both are made.
+* ``backend`` is the interface of a store, ``options`` is what a backend declares that it takes, and what it is given.
 * ``endpoint`` reads ``HOST[:PORT]``, and ``records`` packs entries and rows for a store of keys and values.
 * ``guard`` wraps a backend's connection so that an error of the backend names it. ``seal`` signs what is written with
   the job's token, which ``job_token`` reads.
@@ -20,11 +19,10 @@ NAMES = {
     "RendezvousStateError RendezvousTimeoutError",
     "rendezvous.backend": "Cursor FoundJob HandlerStore HeartbeatReply Link MAX_VALUE_BYTES ORIGIN "
     "RendezvousBackend ReplaceableServer RosterRow StoreWarning TOMBSTONE WorkersStore "
-    "check_size copy_traits",
+    "WrappedBackend check_size",
     "rendezvous.endpoint": "FORM HostPort ip_address timeouts",
-    "rendezvous.handler": "BootstrapStoreInfo HandlerAnswer RendezvousHandler RendezvousInfo RendezvousParameters",
     "rendezvous.job_token": "TOKEN_VARIABLE read_token",
-    "rendezvous.options": "RendezvousOptions boolean positive_seconds",
+    "rendezvous.options": "RendezvousOptions RendezvousParameters boolean positive_seconds",
     "rendezvous.records": "Entry MAX_RECORD_BYTES RecordReader Row is_number pack_link pack_revision quoted unquoted",
     "rendezvous.seal": "protect",
 }

@@ -7,7 +7,7 @@ A store holds two things under one prefix per job id (``docs/internals/protocol.
 * the **ledger**, numbered entries from 1 on, each written once; old ones shrink to tombstones and never vanish.
 
 :class:`RendezvousBackend` is that class. What few stores have is a mixin of its own: :class:`WorkersStore`,
-:class:`ReplaceableServer` and :class:`HandlerStore`.
+:class:`ReplaceableServer` and :class:`HandlerStore`. :class:`WrappedBackend` puts something around a connection.
 
 All decisions (which node leads, what an entry means, when a node is lost) are made above this interface, the same for
 every backend. A backend judges no liveness, reads no clock and parses no value. One object is one connection and is
@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from elastic_core.errors import RendezvousStateError
 
@@ -257,7 +257,7 @@ class ReplaceableServer(ABC):
 
 
 class HandlerStore(ABC):
-    """Mixin of a backend whose store is private to this node, over a ``RendezvousHandler``.
+    """Mixin of a backend whose store is private to this node, over a handler in torch's form.
 
     Attributes:
         job_id: The job's id, if the handler names it; '' for ``--rdzv_id``.
@@ -298,7 +298,27 @@ def check_size(what: str, value: bytes) -> None:
         raise RendezvousStateError(f"{what} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed.")
 
 
-def copy_traits(wrapper: RendezvousBackend, inner: RendezvousBackend) -> None:
-    """Copy the attributes by which a backend describes its store to a backend that wraps it."""
-    wrapper.embedded, wrapper.hosting, wrapper.may_forget = inner.embedded, inner.hosting, inner.may_forget
-    wrapper.warnings = inner.warnings
+def _passed_on(method: str) -> Any:
+    """Return a method that has :meth:`WrappedBackend.call` call the method of the connection inside."""
+
+    def passed_on(self: WrappedBackend, *arguments: Any, **named: Any) -> Any:
+        return self.call(method, *arguments, **named)
+
+    return passed_on
+
+
+class WrappedBackend(RendezvousBackend):
+    """A connection around another one: :meth:`call` makes each call of that one but ``connect`` and ``close``."""
+
+    def __init__(self, inner: RendezvousBackend) -> None:
+        self.inner = inner
+        self.embedded, self.hosting, self.may_forget = inner.embedded, inner.hosting, inner.may_forget
+        self.warnings = inner.warnings
+
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Return what the method of the connection inside returns."""
+        return getattr(self.inner, method)(*arguments, **named)
+
+    enter, amend, heartbeat, remove = (_passed_on(name) for name in ("enter", "amend", "heartbeat", "remove"))
+    roster, append, read, shrink = (_passed_on(name) for name in ("roster", "append", "read", "shrink"))
+    erase, wait = (_passed_on(name) for name in ("erase", "wait"))

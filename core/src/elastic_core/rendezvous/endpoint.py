@@ -61,10 +61,9 @@ class HostPort:
 
 
 def split_host_port(text: str) -> tuple[str, str | None]:
-    """Return the host and the port as they are written; None for no port. An address of IPv6 may have no brackets.
+    """Return host and port as they are written, None for no port; raise ValueError if the text is not of the form.
 
-    Raises:
-        ValueError: The text is not of the form.
+    An address of IPv6 may have no brackets.
     """
     if ":" in text and ip_address(text) is not None:
         return text, None
@@ -84,9 +83,5 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def timeouts(config: Mapping[str, str]) -> dict[str, float]:
-    """Return the ``connect_timeout`` and the ``read_timeout`` that ``--rdzv_conf`` gives, in seconds.
-
-    Raises:
-        UsageError: One is not a positive number.
-    """
+    """Return ``connect_timeout`` and ``read_timeout`` of ``--rdzv_conf``; raise UsageError if one is no duration."""
     return {key: positive_seconds(key, config[key]) for key in ("connect_timeout", "read_timeout") if key in config}

@@ -22,11 +22,7 @@ _MAKE_ONE = "Make one with `openssl rand -hex 32`."
 
 
 class JobToken:
-    """A job token. Its text is never shown.
-
-    Args:
-        secret: The token.
-        source: Where it was read, for messages.
+    """A job token, which was read at ``source``. Its text is never shown.
 
     Raises:
         UsageError: It is too short, too long, or too regular.
@@ -71,11 +67,7 @@ def hmac_sha256(key: bytes, message: bytes) -> bytes:
 
 
 def read_token(environ: Mapping[str, str], token_file: str | None) -> JobToken | None:
-    """Return the job's token; None if neither the environment nor a file has one.
-
-    Args:
-        environ: The agent's environment.
-        token_file: The ``token_file=`` of ``--rdzv_conf``.
+    """Return the token of the environment, or of the ``token_file=`` of ``--rdzv_conf``; None if neither has one.
 
     Raises:
         UsageError: Both have one, it can be guessed, or the file can be read or written by others.

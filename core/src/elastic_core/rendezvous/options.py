@@ -1,11 +1,14 @@
-"""The options that a backend declares (:class:`RendezvousOptions`), and parsers of the values of its keys."""
+"""The options that a backend declares, the parameters that it gets, and parsers of the values of its keys."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from elastic_core.errors import UsageError
+from elastic_core.rendezvous.job_token import JobToken
 
 MAX_NODES = 20_000
 """Most nodes of a job: a ROUND that names as many fits into one value of a store (``protocol/limits.py``)."""
@@ -15,50 +18,106 @@ _BOOLEANS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousOptions:
-    """The options that a backend takes, as the hook ``elastic_rendezvous_options`` declares them.
+    """The options that a backend takes, as the hook ``elastic_rendezvous_options`` declares them."""
 
-    Args:
-        endpoint: The endpoint's form for help and errors, e.g. ``HOST[:PORT]``; '' if the backend takes none. With
-            ``HOST`` in it, the address of this node is the one from which that host is reached.
-        endpoint_required: Whether a run without ``--rdzv_endpoint`` is refused.
-        conf: The ``--rdzv_conf`` keys, each with one line of help; None for none.
-        ignored: Keys of torch that are accepted without effect, each with the reason, if core's reason does not fit.
-        single_node: Whether the backend serves one node only.
-        standalone: Whether the backend can start a store by itself. ``--standalone`` then keeps the backend and gives
-            it no endpoint.
-        handler: Whether the store is private, this node's own, over a ``RendezvousHandler``. It is neither guarded nor
-            sealed, and the handler checks all of ``--rdzv_conf`` itself.
-        embedded: Whether the store lives in one of the job's agents, so that it cannot be reached before that agent
-            starts.
+    endpoint: str = ""
+    """The endpoint's form for help and errors, e.g. ``HOST[:PORT]``; '' if the backend takes none. With ``HOST`` in it,
+    the address of this node is the one from which that host is reached."""
+    endpoint_required: bool = False  # whether a run without ``--rdzv_endpoint`` is refused
+    conf: Mapping[str, str] = field(default_factory=dict)  # the ``--rdzv_conf`` keys, each with one line of help
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Keys of torch that are accepted without effect, each with the reason, if core's reason does not fit."""
+    single_node: bool = False  # whether the backend serves one node only
+    standalone: bool = False
+    """Whether the backend can start a store by itself. ``--standalone`` then keeps it and gives it no endpoint."""
+    handler: bool = False
+    """Whether the store is private, this node's own, over a handler in torch's form. It is neither guarded nor sealed,
+    and the handler checks all of ``--rdzv_conf`` itself."""
+    embedded: bool = False
+    """Whether the store lives in one of the job's agents, so that it cannot be reached before that agent starts."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class RendezvousParameters:
+    """The parameters of a backend, with torch's names and arguments. Any other keyword is a key of ``config``.
+
+    Raises:
+        UsageError: The backend has no name, min_nodes < 1, max_nodes < min_nodes, or max_nodes is more than a job can
+            have.
     """
 
-    __slots__ = ("conf", "embedded", "endpoint", "endpoint_required", "handler", "ignored", "single_node", "standalone")
+    backend: str
+    endpoint: str = field(repr=False)
+    """As the user typed it, perhaps with a password; '' if none was given. Each backend declares its own form."""
+    run_id: str
+    """The job id (``--rdzv_id``), which selects the roster and the ledger in the store."""
+    min_nodes: int
+    max_nodes: int
+    local_addr: str | None
+    """The address at which peers reach this node (``--local_addr``); None to find it."""
+    node_rank: int | None
+    """``--node_rank``: this node's rank; None to have it assigned."""
+    token: JobToken | None = field(repr=False)
+    """The job's token, with which core seals the values in the store. Backends do not need it."""
+    config: Mapping[str, str] = field(repr=False)
+    """``--rdzv_conf`` without the keys that core reads, checked against the options that the backend declares."""
 
     def __init__(
         self,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
         *,
-        endpoint: str = "",
-        endpoint_required: bool = False,
-        conf: Mapping[str, str] | None = None,
-        single_node: bool = False,
-        handler: bool = False,
-        ignored: Mapping[str, str] | None = None,
-        standalone: bool = False,
-        embedded: bool = False,
+        node_rank: int | None = None,
+        token: JobToken | None = None,
+        config: Mapping[str, str] | None = None,
+        **more: Any,
     ) -> None:
-        self.endpoint, self.endpoint_required = endpoint, endpoint_required
-        self.conf, self.ignored = dict(conf or {}), dict(ignored or {})
-        self.single_node, self.handler = single_node, handler
-        self.standalone, self.embedded = standalone, embedded
+        if not backend:
+            raise UsageError("The rendezvous backend has no name.")
+        if min_nodes < 1:
+            raise UsageError(f"The minimum of nodes is {min_nodes}; it must be at least 1.")
+        check_node_limit(max_nodes)
+        if max_nodes < min_nodes:
+            raise UsageError(
+                f"The minimum of nodes, {min_nodes}, is greater than the maximum, {max_nodes}.",
+                hint=f"Write --nnodes={max_nodes}:{min_nodes}, or one number for a fixed size.",
+            )
+        values = (backend, endpoint, run_id, min_nodes, max_nodes, local_addr, node_rank, token)
+        for item, value in zip(fields(self), (*values, {**(config or {}), **more}), strict=True):
+            object.__setattr__(self, item.name, value)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key of :attr:`config`, as it was typed."""
+        return self.config.get(key, default)
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
+        """Return the value of a key as a boolean; raise UsageError if it is none."""
+        value: Any = self.config.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool):  # not typed, but given by a caller in Python
+            return value
+        return boolean(key, str(value))
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        """Return the value of a key as a whole number; raise UsageError if it is none."""
+        value: Any = self.config.get(key)
+        if value is None:
+            return default
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"--rdzv_conf {f'{key}={value}'!r}: {value!r} is not a whole number.") from None
 
 
 def positive_seconds(key: str, text: str) -> float:
-    """Return the duration of a backend's key.
-
-    Raises:
-        UsageError: It is not a positive number of seconds.
-    """
+    """Return the duration of a backend's key; raise UsageError if it is not a positive number of seconds."""
     try:
         seconds = float(text)
     except ValueError:
@@ -69,11 +128,7 @@ def positive_seconds(key: str, text: str) -> float:
 
 
 def boolean(key: str, text: str) -> bool:
-    """Return the boolean of a backend's key, in torch's spelling.
-
-    Raises:
-        UsageError: It is not a boolean.
-    """
+    """Return the boolean of a backend's key, in torch's spelling; raise UsageError if it is none."""
     if (value := _BOOLEANS.get(text.lower())) is None:
         raise UsageError(f"--rdzv_conf {f'{key}={text}'!r}: {text!r} is neither true nor false.")
     return value

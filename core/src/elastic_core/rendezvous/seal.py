@@ -97,7 +97,8 @@ class SealedBackend(GuardedBackend):
         return SealedBackend(super().connect().inner, self.described, self._seal, self.now)
 
     def enter(self, node_id: str, value: bytes) -> int:
-        return super().enter(node_id, self._seal.row(node_id, 0, value))
+        serial: int = super().enter(node_id, self._seal.row(node_id, 0, value))
+        return serial
 
     def amend(self, node_id: str, revision: int, value: bytes) -> None:
         super().amend(node_id, revision, self._seal.row(node_id, revision, value))
@@ -116,7 +117,8 @@ class SealedBackend(GuardedBackend):
         return replace(row, value=before[1])
 
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        return super().append(prev, entry, self._seal.entry(entry.index, data))
+        appended: bool = super().append(prev, entry, self._seal.entry(entry.index, data))
+        return appended
 
     def read(self, index: int) -> bytes | None:
         data = super().read(index)

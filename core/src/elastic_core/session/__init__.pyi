@@ -1,10 +1,8 @@
 # Made by docs/render_public.py.
 
-from elastic_core.session.connections import silence_told as silence_told
-from elastic_core.session.contact import FENCE_SHARE as FENCE_SHARE, FIRST_CONNECTION_SECONDS as FIRST_CONNECTION_SECONDS, connect_at_first as connect_at_first, is_gone as is_gone, persist as persist, silent_store as silent_store, store_awaited as store_awaited
+from elastic_core.session.contact import FENCE_SHARE as FENCE_SHARE, FIRST_CONNECTION_SECONDS as FIRST_CONNECTION_SECONDS, StoreWait as StoreWait, is_gone as is_gone
 from elastic_core.session.job_request import requested as requested, require_agent as require_agent, running_job as running_job
-from elastic_core.session.leave import readable as readable
-from elastic_core.session.ledger_reader import load as load, news as news, peek as peek
+from elastic_core.session.ledger_reader import load as load, news as news, peek as peek, readable as readable
 from elastic_core.session.runtime import RUNTIME as RUNTIME, Runtime as Runtime
 from elastic_core.session.session import Session as Session
 from elastic_core.session.state import SessionCalls as SessionCalls

@@ -1,14 +1,16 @@
 """Whether the store serves this node: retries, and the instant up to which the node knows what the store had taken.
 
-The fence counts from that instant (rule S4).
+The fence counts from that instant (rule S4). A backend's own timeout ends most calls without an answer. The rest is for
+a backend with a long one or none, and for a connection that alone is dead, such as one that a firewall has forgotten:
+people are told, and another one is made.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +18,7 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError, StoreLo
 from elastic_core.events import Event, Level
 from elastic_core.protocol.ledger import HistoryChangedError
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.session.runtime import RUNTIME, Runtime
 
 T = TypeVar("T")
@@ -29,11 +32,9 @@ SILENT, UNREADABLE = "does not answer", "cannot be read on"  # how a store fails
 
 
 class Contact:
-    """What the operations of a session's threads came to. People are told when the store stops to answer, and after.
+    """Records whether the store answers, and publishes one event when it stops and one when it answers again.
 
-    Args:
-        now: This instant, by the monotonic clock: joining was an operation that succeeded.
-        publish: Told when the store stops to serve, and when it serves again.
+    ``now`` is this instant, by the monotonic clock: joining was an operation that succeeded.
     """
 
     def __init__(self, now: float, publish: Callable[[Event], None]) -> None:
@@ -132,60 +133,60 @@ class Backoff:
         self.pause = RETRY_FIRST
 
 
-def store_awaited(endpoint: str, seconds: float, exc: RendezvousConnectionError) -> Event:
-    """Return what people are told when a node that joins meets a store that does not answer, and tries for so long."""
-    where = f" at {without_passwords(endpoint)}" if endpoint else ""
-    message = f"the store{where} does not answer; waiting for it for up to {seconds:.0f} s: {in_one_line(exc)}"
-    return Event("store_unreachable", message, Level.WARNING)
+@dataclass(frozen=True, slots=True)
+class StoreWait:
+    """A node that joins waits for its store, and people are told."""
 
+    endpoint: str
+    seconds: float  # after which a failure is final
+    publish: Callable[[Event], None]
+    runtime: Runtime = RUNTIME
 
-def silent_store(exc: RendezvousConnectionError) -> Event:
-    """Return what people are told when a node that joins gets no answer to what it has asked."""
-    return Event("store_unreachable", f"the store does not answer: {in_one_line(exc)}", Level.WARNING)
+    def connect(self, make: Callable[[], T]) -> T:
+        """Return the first connection that ``make`` returns, which is called again while the store is not up.
 
+        It raises the last error after :attr:`seconds`, and at once one that waiting would not mend.
+        """
+        return self._insist(lambda _: make(), lambda exc: exc.lasting)
 
-def connect_at_first(
-    make: Callable[[], T],
-    failed: Callable[[RendezvousConnectionError], None],
-    *,
-    timeout: float,
-    runtime: Runtime = RUNTIME,
-) -> T:
-    """Return the first connection that ``make`` returns, which is called again while the store is not up.
+    def call(self, store: RendezvousBackend, attempt: Callable[[RendezvousBackend], T]) -> T:
+        """Return what ``attempt`` returns, which is made again over a new connection while the store restarts.
 
-    A failure is final after ``timeout`` seconds, and at once if it is ``lasting``. The first that is not is told
-    ``failed``.
+        An attempt may begin again whatever became of it before. People are also told of a call without an answer. It
+        raises the last error after :attr:`seconds`, and at once one of an embedded store, which is lost.
+        """
 
-    Raises:
-        RendezvousConnectionError: The store could not be reached for so long, or waiting would mend nothing.
-    """
-    return _insist(lambda _: make(), lambda exc: exc.lasting, failed, timeout, runtime)
+        def attempted(first: bool) -> T:
+            with (
+                nullcontext(store) if first else closing(store.connect()) as connection,
+                silence_told(connection, self._tell_of_silence, self.endpoint, runtime=self.runtime),
+            ):
+                return attempt(connection)
 
+        return self._insist(attempted, lambda exc: store.embedded or isinstance(exc, StoreLostError))
 
-def persist(
-    store: RendezvousBackend,
-    attempt: Callable[[RendezvousBackend], T],
-    failed: Callable[[RendezvousConnectionError], None],
-    *,
-    timeout: float,
-    runtime: Runtime = RUNTIME,
-) -> T:
-    """Return what ``attempt`` returns, which is made again over a new connection while the store restarts.
+    def _insist(self, attempt: Callable[[bool], T], is_final: Callable[[RendezvousConnectionError], bool]) -> T:
+        """Call ``attempt(first)`` until it succeeds or the deadline passes; return its result."""
+        backoff, first, deadline = Backoff(), True, self.runtime.now() + self.seconds
+        while True:
+            try:
+                return attempt(first)
+            except RendezvousConnectionError as exc:
+                left = deadline - self.runtime.now()
+                if is_final(exc) or left <= 0:
+                    raise
+                if first:
+                    where = f" at {without_passwords(self.endpoint)}" if self.endpoint else ""
+                    patience = f"waiting for it for up to {self.seconds:.0f} s"
+                    self._tell(f"the store{where} does not answer; {patience}: {in_one_line(exc)}")
+                first = False
+                self.runtime.sleep(min(backoff.failed(), left))
 
-    An attempt may begin again whatever became of it before. A failure is final after ``timeout`` seconds, and at once
-    for an embedded store. ``failed`` is told of the first.
+    def _tell_of_silence(self, exc: RendezvousConnectionError) -> None:
+        self._tell(f"the store does not answer: {in_one_line(exc)}")
 
-    Raises:
-        RendezvousConnectionError: The store could not be reached for so long.
-    """
-
-    def attempted(first: bool) -> T:
-        if first:
-            return attempt(store)
-        with closing(store.connect()) as connection:
-            return attempt(connection)
-
-    return _insist(attempted, lambda exc: store.embedded or isinstance(exc, StoreLostError), failed, timeout, runtime)
+    def _tell(self, message: str) -> None:
+        self.publish(Event("store_unreachable", message, Level.WARNING))
 
 
 def is_gone(store: RendezvousBackend, exc: RendezvousConnectionError) -> bool:
@@ -198,23 +199,83 @@ def is_gone(store: RendezvousBackend, exc: RendezvousConnectionError) -> bool:
     return isinstance(exc, StoreLostError)
 
 
-def _insist(
-    attempt: Callable[[bool], T],
-    is_final: Callable[[RendezvousConnectionError], bool],
-    failed: Callable[[RendezvousConnectionError], None],
-    timeout: float,
-    runtime: Runtime,
-) -> T:
-    """Call ``attempt(first)`` until it succeeds or the deadline passes; return its result."""
-    backoff, first, deadline = Backoff(), True, runtime.now() + timeout
-    while True:
-        try:
-            return attempt(first)
-        except RendezvousConnectionError as exc:
-            left = deadline - runtime.now()
-            if is_final(exc) or left <= 0:
-                raise
-            if first:
-                failed(exc)
-            first = False
-            runtime.sleep(min(backoff.failed(), left))
+# Calls without an answer ----------------------------------------------------------------------------------------------
+
+ANSWER_WITHIN_SECONDS = 10.0
+"""Seconds after which a call without an answer is told of; backends with a timeout give up sooner."""
+RENEW_CALL_FACTOR = 2.0
+"""Times :data:`ANSWER_WITHIN_SECONDS` after which its connection is closed, so that the thread makes another one."""
+JOINING = "joining"  # the caller, before there is a session
+WHAT = {"heartbeat": "a heartbeat to", "reader": "a read from", "writer": "a write to", JOINING: "a question to"}
+"""What the threads of a session, and a node that joins, ask of the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCall:
+    """A call that is under way. Instants are the monotonic clock's."""
+
+    who: str  # the session's thread that made it, or :data:`JOINING`
+    due: float  # when its answer was to be expected: at once, or for a wait when its time is over
+    store: GuardedBackend | None = None  # its connection; None for the call that makes one
+
+
+def call_of(who: str, store: object, unread_since: float | None = None) -> StoreCall | None:
+    """Return the call that is under way over a connection; None where there is none, or where that cannot be known.
+
+    ``who`` made it. ``unread_since`` is since when the store is known to have entries that this thread has not read,
+    which a wait should have brought.
+    """
+    if not isinstance(store, GuardedBackend) or (asked := store.asked) is None:
+        return None
+    due = asked.at + asked.may_take
+    if asked.may_take and unread_since is not None:
+        due = min(due, max(asked.at, unread_since))
+    return StoreCall(who, due, store)
+
+
+def may_be_renewed(call: StoreCall, silence: float, heartbeat_at: float, *, within: float) -> bool:
+    """Return True if a call has been out for so long that its connection is to be made anew.
+
+    Its answer is overdue for ``silence`` seconds; people are told after ``within`` seconds. A reader or a writer is
+    given up only where a heartbeat that began later (at ``heartbeat_at``) has been answered: else the store itself is
+    silent, and another connection would be no better.
+    """
+    if call.store is None or call.store.closed or call.store.embedded or silence < RENEW_CALL_FACTOR * within:
+        return False
+    return call.who == "heartbeat" or heartbeat_at > call.due
+
+
+@contextmanager
+def silence_told(
+    store: RendezvousBackend,
+    tell: Callable[[RendezvousConnectionError], None],
+    endpoint: str,
+    *,
+    within: float = ANSWER_WITHIN_SECONDS,
+    runtime: Runtime = RUNTIME,
+) -> Iterator[None]:
+    """Have a thread ``tell``, once, of a call over ``store`` without an answer for ``within`` seconds."""
+    over = runtime.event()
+
+    def watch() -> None:
+        while not over.wait(within / 4):
+            call = call_of(JOINING, store)
+            if call is not None and (silence := runtime.now() - call.due) >= within:
+                tell(unanswered(call, silence, endpoint))
+                return
+
+    runtime.thread(target=watch, name="elastic-silence", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def unanswered(call: StoreCall, silence: float, endpoint: str, fence: float | None = None) -> RendezvousConnectionError:
+    """Return the error for a call whose answer is overdue for ``silence`` s; workers are stopped after ``fence``."""
+    where = f" at {without_passwords(endpoint)}" if endpoint else ""
+    what = "a connection to" if call.store is None else WHAT[call.who]
+    hint = "See whether its server is stopped or overloaded, and whether packets get there."
+    if fence is not None and call.who != "writer":
+        hint += f" Workers are stopped after {fence:.0f} s without it."
+    return RendezvousConnectionError(f"{what} the store{where} has had no answer for {silence:.0f} s.", hint=hint)

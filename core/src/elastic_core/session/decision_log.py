@@ -32,18 +32,13 @@ CALLS_MIN = 8  # how many calls are kept in a job of any size
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a function that decides.
+    """One call of a function that decides."""
 
-    Attributes:
-        at: When it returned, in seconds since the epoch.
-        error: The exception that it raised; '' if it returned.
-    """
-
-    at: float
+    at: float  # when it returned, in seconds since the epoch
     function: str
     arguments: tuple[object, ...]
     result: object = None
-    error: str = ""
+    error: str = ""  # the exception that it raised; '' if it returned
 
 
 class DecisionLog:
@@ -60,13 +55,14 @@ class DecisionLog:
             rows: How many rows of nodes the arguments refer to: the more, the fewer calls are kept.
             idle: The class of a result that decides nothing; of several such calls in a row the last one is kept.
         """
-        name = function.__name__
+        result, error = None, ""
         try:
             result = function(*arguments)
         except Exception as exc:
-            self._keep(Call(time.time(), name, arguments, error=describe_error(exc)), rows)
+            error = describe_error(exc)
             raise
-        self._keep(Call(time.time(), name, arguments, result), rows, idle)
+        finally:
+            self._keep(Call(time.time(), function.__name__, arguments, result, error), rows, idle)
         return result
 
     @property
@@ -75,7 +71,7 @@ class DecisionLog:
         with self._lock:
             return [*self._calls]
 
-    def _keep(self, call: Call, rows: int, idle: type | None = None) -> None:
+    def _keep(self, call: Call, rows: int, idle: type | None) -> None:
         most = min(CALLS_MAX, max(CALLS_MIN, ROWS_MAX // (1 + rows)))
         with self._lock:
             if idle is not None and self._calls and all(isinstance(c.result, idle) for c in (call, self._calls[-1])):
@@ -93,11 +89,7 @@ def describe_error(exc: Exception) -> str:
 def write(logs: Iterable[DecisionLog], node_id: str, directory: Path | None) -> Path:
     """Write the calls of all logs into a new file for this user alone, in order of time, and return its path.
 
-    Args:
-        directory: Where the file is made; None for the directory for temporary files.
-
-    Raises:
-        OSError: The file cannot be written.
+    Without a ``directory`` it is made where temporary files are. It raises OSError if the file cannot be written.
     """
     calls = sorted((call for log in logs for call in log.calls), key=lambda call: call.at)
     fd, name = tempfile.mkstemp(prefix=f"elastic_decisions_{node_id}_", suffix=".jsonl", dir=directory)

@@ -8,18 +8,22 @@ agent takes no part in the job. Replies bring the leader's counter, and so this 
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Callable
+from functools import partial
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.events import Event, Level
+from elastic_core.protocol.codec import CODEC, Codec, written_by
 from elastic_core.protocol.failure_detector import CONTACT_GAP_MAX_SECONDS, DeposedLeader, contact_gap
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.row_delay import spread_fraction
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend, confirmed_at
-from elastic_core.session.connections import SessionConnections
 from elastic_core.session.contact import CONFIRMED_SHARE
-from elastic_core.session.leave import append_leader
-from elastic_core.session.row_check import RowCheck
+from elastic_core.session.ledger_reader import said_by
 from elastic_core.session.state import SessionState
+from elastic_core.version import __version__
 
 LOOKS_APART_PLACES = 0.02
 """How much later each node looks up its place in the succession than the node before it, in places: 10 ms."""
@@ -30,20 +34,18 @@ TAKEOVER_RETRY_SECONDS = 0.1
 class Heartbeat:
     """The heartbeat's thread."""
 
-    def __init__(self, state: SessionState, connections: SessionConnections) -> None:
-        self._state, self._connections = state, connections
-        self._node_id, runtime = state.node_id, state.runtime
+    def __init__(self, state: SessionState) -> None:
+        self._state, self._node_id, runtime = state, state.node_id, state.runtime
         self._row_check = RowCheck(state.node_id, state.calls.publish, runtime.codec)
         with contextlib.suppress(RendezvousConnectionError):  # the thread makes one later
-            connections.made["heartbeat"] = state.store.connect()
+            state.connections.made["heartbeat"] = state.store.connect()
         self._now = now = runtime.now
         self.count = 1
         """The heartbeat that is sent next."""
         self.answered_in = 0.0
         """How many seconds the store took to answer the newest heartbeat."""
         self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
-        self._leader_heartbeat: int | None = None
-        self._watched = state.ledger.leader
+        self._watched: tuple[str, int | None] = (state.ledger.leader, None)  # the leader, and its newest heartbeat
         self._cut_off = False  # whether the connection has broken since the last heartbeat
         self._place = 0.0
         """How many nodes succeed the leader before this one; a node without a rank finds that out when it matters."""
@@ -63,7 +65,7 @@ class Heartbeat:
 
     def run(self) -> None:
         """Heartbeat until the session is over; the thread's body."""
-        if self._connections.made["heartbeat"] is None:
+        if self._state.connections.made["heartbeat"] is None:
             self._mend_later()
         heartbeat_at = self._now() + spread_fraction(self._node_id) * self._ledger.settings.timing.beat_interval
         while True:
@@ -72,7 +74,7 @@ class Heartbeat:
                     self._state.pulse.wait(wait)
                 if self._state.over:
                     return
-                store, ledger = self._connections.made["heartbeat"], self._ledger
+                store, ledger = self._state.connections.made["heartbeat"], self._ledger
             interval, self._tried_at = ledger.settings.timing.beat_interval, self._now()
             if store is not None and self._now() - self._ticked_at < 2 * interval + CONTACT_GAP_MAX_SECONDS:
                 self._heartbeat(store, ledger)
@@ -84,7 +86,7 @@ class Heartbeat:
         if self._ledger is not self._state.ledger:
             self._follow(self._state.ledger)
         due = heartbeat_at
-        if self._connections.made["heartbeat"] is not None and self._heir(self._ledger):
+        if self._state.connections.made["heartbeat"] is not None and self._heir(self._ledger):
             takeover = takeover_at(self._ledger, self._signs(), self._place)
             due = min(due, max(takeover, self._tried_at + TAKEOVER_RETRY_SECONDS))
         return due - self._now()
@@ -92,10 +94,10 @@ class Heartbeat:
     def _heartbeat(self, store: RendezvousBackend, ledger: Ledger) -> None:
         try:
             reply = store.heartbeat(self._node_id, self.count, ledger.leader)
-            row_lost = reply.revision is None and self._state.outbox.is_listed
+            row_lost = reply.revision is None and self._state.writer.is_listed
             self._absorb(store, reply, ledger)
             if (row_lost or reply.head < ledger.head.index) and ledger.closed is None:
-                self._connections.compare()
+                self._state.connections.compare()
                 return
             signs = self._signs()
             if self._heir(ledger) and self._now() >= takeover_at(ledger, signs, self._place):
@@ -104,10 +106,8 @@ class Heartbeat:
                 if self._now() >= takeover_at(ledger, signs, self._place):
                     self._succeed(ledger)
         except RendezvousConnectionError as exc:
-            with self._state.pulse:
-                self._connections.made["heartbeat"] = None
-            store.close()
-            self._connections.failed("heartbeat", exc)
+            self._state.connections.close("heartbeat")
+            self._state.connections.failed("heartbeat", exc)
             self._mend_later()
         except RendezvousStateError as exc:
             self._state.give_up(exc)  # a follower's reader does not read the roster, and may never meet it
@@ -130,40 +130,31 @@ class Heartbeat:
         gap = self._cut_off or now - self._contact_at > contact_gap(ledger.settings.timing)
         if gap:
             self._state.gap_at, self._cut_off = now, False
-        if gap or self._watched != ledger.leader or reply.watched != self._leader_heartbeat:
-            self._watched, self._leader_heartbeat, self._leader_changed_at = ledger.leader, reply.watched, now
+        if gap or self._watched != (ledger.leader, reply.watched):
+            self._watched, self._leader_changed_at = (ledger.leader, reply.watched), now
         self._contact_at = now
         self._count_as_contact(store, current=ledger.head.index <= reply.head <= self._state.ledger.head.index)
-        self._state.outbox.row_seen(reply.revision)
+        self._state.writer.row_seen(reply.revision)
 
     def _count_as_contact(self, store: RendezvousBackend, *, current: bool) -> None:
         """Record an answer; ``current`` says whether this node had read all that the store held."""
         state, began = self._state, self._tried_at
         state.contact.worked("heartbeat")
-        self._connections.heartbeat_at = began
+        state.connections.heartbeat_at = began
         if current:
-            state.unread_since = None
+            state.connections.unread_since = None
             max_age = CONFIRMED_SHARE * state.ledger.settings.timing.fence_after
             state.contact.current(min(began, confirmed_at(store, max_age)))
-        elif state.unread_since is None:
-            state.unread_since = began
+        elif state.connections.unread_since is None:
+            state.connections.unread_since = began
         if self._row_check.is_due(ledger := state.ledger, self._now()):
-            state.outbox.later(lambda store: self._row_check.look(store, ledger))
+            state.writer.later(lambda store: self._row_check.look(store, ledger))
 
     def _mend_later(self) -> None:
-        state = self._state
-        state.runtime.thread(target=state.guard, args=(self._mend,), name="elastic-mend", daemon=True).start()
-
-    def _mend(self) -> None:
-        """Make a new connection, and heartbeat over it from then on."""
-        if (store := self._connections.connect("heartbeat")) is None:
-            return
-        with self._state.pulse:
-            if goes_on := not self._state.over:
-                self._connections.made["heartbeat"], self._cut_off = store, True
-                self._state.pulse.notify()
-        if not goes_on:
-            store.close()
+        """Make a new connection, over which this thread goes on."""
+        state, self._cut_off = self._state, True
+        mend = partial(state.connections.connect, "heartbeat")
+        state.runtime.thread(target=state.guard, args=(mend,), name="elastic-mend", daemon=True).start()
 
     def _heir(self, ledger: Ledger) -> bool:
         return ledger.leader != self._node_id and ledger.closed is None
@@ -181,7 +172,66 @@ class Heartbeat:
         why = f"no heartbeat from the leader, {ledger.leader}, for {silence:.1f} s"
         if unanswered := silence < ledger.settings.timing.lost_after:
             why = f"the leader, {ledger.leader}, did not answer an incident"
-        state, heartbeat = self._state, self._leader_heartbeat or 0
+        state, heartbeat = self._state, self._watched[1] or 0
         with state.wake:
             state.heard = DeposedLeader(ledger.leader, heartbeat, self._leader_changed_at, unanswered)
-            state.outbox.later(lambda store: append_leader(state, store, ledger, state.node_id, why))
+            state.writer.later(lambda store: state.append_leader(store, ledger, state.node_id, why))
+
+
+class RowCheck:
+    """Finds out whether the leader can read this node's roster row; a node that cannot be read would wait for ever.
+
+    The leader's row names such nodes. A node that is no member of the round reads it when it has waited for
+    ``lost_after``, and then ever more seldom. One warning is published for each leader.
+    """
+
+    def __init__(self, node_id: str, publish: Callable[[Event], None], codec: Codec = CODEC) -> None:
+        self._node_id, self._publish, self._codec = node_id, publish, codec
+        self._leader = ""
+        self._pause = 0.0
+        self._due_at = math.inf
+
+    def is_due(self, ledger: Ledger, now: float) -> bool:
+        """Whether to :meth:`look` now; to be asked with every heartbeat."""
+        if ledger.leader != self._leader:
+            self._leader, self._pause = ledger.leader, ledger.settings.timing.lost_after
+            self._due_at = now + self._pause
+        if not self._codec.can_fail:
+            return False
+        waits = ledger.closed is None and not ledger.is_member(self._node_id) and ledger.leader != self._node_id
+        if not waits or now < self._due_at:
+            return False
+        self._pause *= 2
+        self._due_at = now + self._pause
+        return True
+
+    def look(self, store: RendezvousBackend, ledger: Ledger) -> None:
+        """Read the leader's row."""
+        for found in store.roster([ledger.leader]):
+            try:
+                row = said_by(found, self._codec)
+            except RendezvousStateError as exc:
+                self._tell(f"This node cannot read what {ledger.leader}, which decides, writes to the store: {exc}")
+                return
+            if self._node_id in row.unread:
+                self._tell(
+                    f"{row.info}, which decides, cannot read what this node writes to the store, so this node gets no "
+                    f"place in a round. {_likely_reason(written_by(found.value), str(row.info))}"
+                )
+
+    def _tell(self, message: str) -> None:
+        self._due_at = math.inf
+        self._publish(Event("row_unread", message, Level.WARNING))
+
+
+def _likely_reason(release: str, leader: str) -> str:
+    """Say why a leader with this release of elastic-core cannot read the row, and what to do."""
+    if release != __version__:
+        return (
+            f"It runs elastic-core {release or 'of an unknown release'}, and this node {__version__}: install one "
+            "release on all nodes."
+        )
+    return (
+        f"Both run elastic-core {__version__}. See that both have the same job token, and that nothing else writes to "
+        f"the store; the output of {leader} says what is wrong with it."
+    )

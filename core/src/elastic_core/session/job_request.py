@@ -23,12 +23,7 @@ from elastic_core.session.ledger_reader import load
 
 
 def running_job(store: RendezvousBackend, job: str) -> Ledger:
-    """Return the ledger of the job.
-
-    Raises:
-        RendezvousRefusedError: No agent hosts its store.
-        UsageError: There is no such job, or it is over.
-    """
+    """Return the ledger of the job; raise UsageError if there is none, or RendezvousRefusedError if no agent hosts it."""
     require_agent(store, job)
     ledger = load(store, time.monotonic())
     if ledger is None or ledger.closed is not None:
@@ -37,11 +32,7 @@ def running_job(store: RendezvousBackend, job: str) -> Ledger:
 
 
 def require_agent(store: RendezvousBackend, job: str) -> None:
-    """Refuse an embedded store that this process has begun to host, because no agent of the job hosts it.
-
-    Raises:
-        RendezvousRefusedError: It is such a store.
-    """
+    """Raise RendezvousRefusedError for an embedded store that this process hosts, since no agent of the job does."""
     if store.embedded and store.hosting:
         raise RendezvousRefusedError(f"No agent of job {job!r} is there to host its store.")
 

@@ -3,28 +3,40 @@
 This runs on the caller's thread before the session's threads exist. The decisions are pure functions in
 ``protocol.admission``; this module asks the store. Each function raises RendezvousConnectionError where the store
 cannot be reached, and RendezvousStateError where the store holds something invalid.
+
+A node belongs to the run that was open when it first read the ledger, or else to the next (rule S6). An agent reads the
+ledger as soon as it has a connection, and may join seconds later, since it first imports what its workers need. If its
+run ends in between, the node reports the verdict on it, and must not run the job once more.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from elastic_core.errors import RendezvousRefusedError, RendezvousTimeoutError, UsageError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol import admission
 from elastic_core.protocol.admission import Admission
-from elastic_core.protocol.entries import Body, Closed, Leader, Offer, Open
-from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
+from elastic_core.protocol.entries import Body, Closed, Entry, Leader, Offer, Open, Resume
+from elastic_core.protocol.graceful_stop import find_drain
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, open_ledger
 from elastic_core.protocol.limits import MAX_FORMER_RUNS, OPEN_BYTES
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Settings
-from elastic_core.rendezvous.backend import ORIGIN, Cursor, RendezvousBackend
-from elastic_core.session.arrival import Arrival, FormerNode, drained_since, verdict_since
+from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
 from elastic_core.session.contact import RETRY_FIRST
-from elastic_core.session.ledger_reader import load
-from elastic_core.session.living_hosts import living_hosts
+from elastic_core.session.ledger_reader import living_hosts, load_now, peek
 from elastic_core.session.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class FormerNode:
+    """A node that has left, or is about to leave, only to enter again as another one (rule L17)."""
+
+    node_id: str
+    head: int  # the index of the newest ledger entry that it has read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +77,26 @@ class Joined:
     drained: str = ""  # why its agent was asked to leave, by an entry of this ledger; '' if it was not
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a node found when it first read the ledger."""
+
+    place: Link  # the newest entry; ``ORIGIN`` for an empty ledger
+    run: str = ""  # the newest run; '' for none
+    belongs: bool = False  # whether the node belongs to that run: it was open, and it takes the node
+    round: int = 0  # the number of its live round, which a new member interrupts; 0 for none
+
+    @classmethod
+    def at(cls, ledger: Ledger | None, applicant: Applicant, *, again: bool = False) -> Arrival:
+        """Return what this ledger is to a node that reads it for the first time, or comes ``again``."""
+        if ledger is None:
+            return cls(ORIGIN)
+        open_or_again = again or ledger.closed is None
+        belongs = open_or_again and applicant.is_taken_by(ledger.settings, ledger.opened.scheduler_uid)
+        number = ledger.round.number if belongs and ledger.is_live and ledger.round is not None else 0
+        return cls(ledger.head.link, ledger.head.run, belongs, number)
+
+
 def arrive(store: RendezvousBackend, applicant: Applicant, runtime: Runtime, *, again: bool = False) -> Arrival:
     """Read the ledger for the first time, for a node that joins later.
 
@@ -74,11 +106,11 @@ def arrive(store: RendezvousBackend, applicant: Applicant, runtime: Runtime, *, 
     Raises:
         RendezvousRefusedError: The running job does not take this node.
     """
-    joining = _Joining(store, applicant, runtime)
+    joining = Joining(store, applicant, runtime)
     ledger = joining.read()
     if ledger is not None and ledger.closed is None and not again:
         joining.admit(ledger)
-    return _arrival(ledger, applicant, again=again)
+    return Arrival.at(ledger, applicant, again=again)
 
 
 def join(
@@ -92,19 +124,19 @@ def join(
         RendezvousRefusedError: The running job does not take this node.
         RendezvousTimeoutError: The host of an embedded store did not open the run in time.
     """
-    joining = _Joining(store, applicant, runtime)
+    joining = Joining(store, applicant, runtime)
     try:
         ledger = joining.read()
-        arrival = arrival or _arrival(ledger, applicant)
+        arrival = arrival or Arrival.at(ledger, applicant)
         if ledger is not None:
             if (verdict := joining.verdict_since(arrival, ledger)) is not None:
                 return verdict
             if (joined := joining.welcome(ledger)) is not None:
-                return replace(joined, drained=joining.drained(ledger))
+                return replace(joined, drained=joining.drained(ledger, applicant.former))
         row = joining.enter(NodeRow(info=applicant.info))
         found = joining.find_run(arrival)
         own = FormerNode(row.info.node_id, 0 if ledger is None else ledger.head.index)  # a DRAIN may name it by now
-        drained = "" if isinstance(found, Closed) else joining.drained(found, own)
+        drained = "" if isinstance(found, Closed) else joining.drained(found, (*applicant.former, own))
     except BaseException:
         with contextlib.suppress(Exception):
             store.remove(applicant.info.node_id)
@@ -115,16 +147,8 @@ def join(
     return Joined(found, row, drained)
 
 
-def _arrival(ledger: Ledger | None, applicant: Applicant, *, again: bool = False) -> Arrival:
-    if ledger is None:
-        return Arrival(ORIGIN)
-    belongs = (again or ledger.closed is None) and applicant.is_taken_by(ledger.settings, ledger.opened.scheduler_uid)
-    number = ledger.round.number if belongs and ledger.is_live and ledger.round is not None else 0
-    return Arrival(ledger.head.link, ledger.head.run, belongs, number)
-
-
 @dataclass(frozen=True, slots=True)
-class _Joining:
+class Joining:
     """A node that joins, and the store that it asks."""
 
     store: RendezvousBackend
@@ -134,14 +158,12 @@ class _Joining:
     def read(self) -> Ledger | None:
         """Return the ledger as it stands; None for an empty store.
 
-        Raises:
-            HistoryChangedError: The store has lost entries, and no member has put them back within ``lost_after``.
+        It raises HistoryChangedError if entries are lost that no member has put back within ``lost_after``.
         """
         deadline = self.runtime.now() + self.applicant.settings.timing.lost_after
         while True:
             try:
-                ledger = load(self.store, self.runtime.now(), self.runtime.codec)
-                return None if ledger is None else ledger_read_at(ledger, self.runtime.now())
+                return load_now(self.store, self.runtime)
             except HistoryChangedError:
                 if self.runtime.now() >= deadline:
                     raise
@@ -167,12 +189,38 @@ class _Joining:
         return Joined(ledger, row)
 
     def verdict_since(self, arrival: Arrival, ledger: Ledger) -> Closed | None:
-        """Return the verdict on the node's run if that has ended since the node arrived."""
-        return verdict_since(self.store, arrival, ledger, self.applicant.is_taken_by, self.runtime.codec)
+        """Return the verdict on the node's run, which has ended since the node arrived; None where it has not.
 
-    def drained(self, ledger: Ledger, *more: FormerNode) -> str:
-        """Return why these, or the nodes that the agent was before, were drained by an entry that none has read."""
-        return drained_since(self.store, (*self.applicant.former, *more), ledger, self.runtime.codec)
+        A run that was closed as abandoned has no verdict: no node of it was alive, and this one belongs to the next.
+        """
+        if ledger.head.run == arrival.run:
+            closed = ledger.closed if arrival.belongs else None
+            return None if closed is None or closed.abandoned else closed
+        if not self._is_there(arrival.place):  # the store has lost it: rule S3 says which run goes on
+            return None
+        mine = {arrival.run: arrival.belongs}
+        for entry in self._since(arrival.place.index, ledger):
+            match entry.body:
+                case (Open() as opened) | Resume(opened=opened):
+                    mine.setdefault(entry.run, self.applicant.is_taken_by(opened.settings, opened.scheduler_uid))
+                case Closed() as body if mine.get(entry.run) and not body.abandoned:
+                    return body
+        return None
+
+    def drained(self, ledger: Ledger, former: Collection[FormerNode]) -> str:
+        """Return why one of these nodes was drained by an entry that it had not read; '' if none was."""
+        if not former:
+            return ""
+        return find_drain(self._since(min(n.head for n in former), ledger), {node.node_id for node in former})
+
+    def _since(self, index: int, ledger: Ledger) -> Iterator[Entry]:
+        """Yield the entries after this one, but for tombstones."""
+        return filter(None, (peek(self.store, i, self.runtime.codec) for i in range(index + 1, ledger.head.index + 1)))
+
+    def _is_there(self, place: Link) -> bool:
+        """Whether the store still has the entry, or its tombstone."""
+        data = self.store.read(place.index) if place.index else TOMBSTONE
+        return data is not None and (data == TOMBSTONE or self.runtime.codec.decode_entry(data).link == place)
 
     def find_run(self, arrival: Arrival) -> Ledger | Closed:
         """Return the run that the node takes part in, once there is one, or the verdict on the one it belongs to."""
@@ -199,8 +247,7 @@ class _Joining:
     def admit(self, ledger: Ledger) -> Admission | Closed:
         """Return what this node does with the run; finds out which nodes are alive, as far as that matters.
 
-        Raises:
-            RendezvousRefusedError: The run does not take this node, and nodes of it are alive.
+        It raises RendezvousRefusedError if the run does not take this node, and nodes of it are alive.
         """
         applicant, uid = self.applicant, self.applicant.scheduler_uid
         if ledger.closed is not None and not admission.is_same_program(

@@ -15,9 +15,8 @@ from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
-from elastic_core.session.arrival import Arrival, FormerNode, drained_since, verdict_since
 from elastic_core.session.contact import Backoff
-from elastic_core.session.join import Applicant
+from elastic_core.session.join import Applicant, Arrival, FormerNode, Joining
 from elastic_core.session.ledger_reader import load
 from elastic_core.session.runtime import Runtime
 
@@ -25,10 +24,8 @@ from elastic_core.session.runtime import Runtime
 class Lookout:
     """A thread that reads the ledger over its own connection, from now on until it is closed.
 
-    Args:
-        store: What the node reads the ledger over.
-        arrival: What it found when it first read the ledger.
-        tell: Called on the thread once there is a verdict, or the node is drained.
+    ``store`` is what the node reads the ledger over, ``arrival`` what it found there first. The thread calls ``tell``
+    once there is a verdict, or the node is drained.
     """
 
     def __init__(
@@ -59,11 +56,7 @@ class Lookout:
         self._entered.wait(timeout)
 
     def verdict(self) -> Closed | None:
-        """Return the verdict on the node's run; None while none is known.
-
-        Raises:
-            StoreLostError: The agent that holds the store has gone, and the verdict with it.
-        """
+        """Return the verdict on the node's run, if it is known; raise StoreLostError if the store is lost with it."""
         if isinstance(self._found, StoreLostError):
             raise self._found
         return self._found
@@ -126,15 +119,15 @@ class Lookout:
 
     def _note(self, store: RendezvousBackend, ledger: Ledger) -> bool:
         """Read what is new, and show in the row that it is read; return whether the node is not to join."""
-        codec, head = self._runtime.codec, ledger.head
-        self._found = verdict_since(store, self._arrival, ledger, self._applicant.is_taken_by, codec)
+        joining, head = Joining(store, self._applicant, self._runtime), ledger.head
+        self._found = joining.verdict_since(self._arrival, ledger)
         if self._found is not None:
             return True
-        self.drained = self.drained or drained_since(store, self.former, ledger, codec)
+        self.drained = self.drained or joining.drained(ledger, self.former)
         self.former = tuple(replace(node, head=head.index) for node in self.former)
         self._revision += 1
         self._row = replace(self._row, head=head.index, epoch=head.epoch, leaving=bool(self.drained))
-        store.amend(self._row.info.node_id, self._revision, codec.encode_row(self._row))
+        store.amend(self._row.info.node_id, self._revision, self._runtime.codec.encode_row(self._row))
         for node in self._former_rows:  # its agent is this one; the row of a member shows that it has left
             if not ledger.is_member(node.node_id):
                 store.remove(node.node_id)

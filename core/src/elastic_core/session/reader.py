@@ -15,7 +15,6 @@ from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.node_events import EntriesRead, HistoryReplaced, RunReplaced
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend, confirmed_at
-from elastic_core.session.connections import SessionConnections
 from elastic_core.session.contact import Backoff
 from elastic_core.session.leader_driver import LeaderDriver
 from elastic_core.session.ledger_reader import MissingHeadError, missing_entry, news
@@ -38,8 +37,8 @@ reading all of them for each change would keep the store from taking the changes
 class StoreReader:
     """The reader's thread."""
 
-    def __init__(self, state: SessionState, connections: SessionConnections, leader: LeaderDriver) -> None:
-        self._state, self._connections, self._leader = state, connections, leader
+    def __init__(self, state: SessionState, leader: LeaderDriver) -> None:
+        self._state, self._leader = state, leader
         self._memory = Memory((state.ledger.head,))
         self._unread: HistoryChangedError | None = None  # why the reader could not read on from where it is
         self._missing_since: tuple[bool, float] | None = None
@@ -50,16 +49,14 @@ class StoreReader:
         """Read, lead and wait until the session is over; the thread's body."""
         state, backoff, connected_before = self._state, Backoff(), False
         while not state.stopping.is_set():
-            if (store := self._connections.connect("reader")) is None:
+            if (store := state.connections.connect("reader")) is None:
                 return
-            with state.wake:
-                self._connections.made["reader"] = store
             if connected_before:
                 self._back_at = state.runtime.now()
             connected_before = True
             self._leader.watch = mark_interrupted(self._leader.watch)
             try:
-                if self._connections.doubt or self._unread is not None or not store.embedded:
+                if state.connections.doubt or self._unread is not None or not store.embedded:
                     self._restore(store)
                 seen: Cursor | None = Cursor(state.ledger.head.index)
                 while not state.over:
@@ -76,20 +73,18 @@ class StoreReader:
                     state.give_up(exc)
                     return
                 if (pause := backoff.failed()) > QUIET_RETRY_SECONDS:
-                    self._connections.failed("reader", exc)
+                    state.connections.failed("reader", exc)
                 state.stopping.wait(pause)
             except RendezvousConnectionError as exc:
                 self._missing_since = None
-                if not self._connections.doubt:
-                    self._connections.failed("reader", exc)
+                if not state.connections.doubt:
+                    state.connections.failed("reader", exc)
                     state.stopping.wait(backoff.failed())
             except (RendezvousStateError, OversizedError) as exc:  # OversizedError: its state fits into no entry (L8)
                 state.give_up(exc)
                 return
             finally:
-                with state.wake:
-                    self._connections.made["reader"] = None
-                store.close()
+                state.connections.close("reader")
 
     def _is_lost(self, exc: HistoryChangedError) -> bool:
         """Whether an entry has been missing for so long that no node is about to put it there.
@@ -159,7 +154,7 @@ class StoreReader:
             self._leader.watch = Watch(deposed=self._state.heard, gap_at=max(self._state.gap_at, self._back_at))
         looked_at = runtime.now()
         at = self._leader.turn(store, ledger)
-        self._state.outbox.publish_unread(self._leader.unread)
+        self._state.writer.publish_unread(self._leader.roster.unread)
         now, wait, rest = runtime.now(), IDLE_WAIT_SECONDS, REST_SECONDS_PER_ROW * len(self._leader.watch.nodes)
         if not self._leader.alone(ledger):  # the other nodes' heartbeats, and their silence, wake no reader
             wait = max(rest, looked_at + roster_read_interval(ledger.settings.timing) - now)
@@ -170,15 +165,11 @@ class StoreReader:
         """Forget the roster, if this node was deposed: what it saw as leader must not be judged by later."""
         if self._leader.watch.nodes:
             self._leader.watch = Watch()
-            self._state.outbox.publish_unread(())
+            self._state.writer.publish_unread(())
         return IDLE_WAIT_SECONDS, 0.0
 
     def _have_contact(self, store: RendezvousBackend, ledger: Ledger) -> None:
-        """Have contact before a round begins that may be this node's: its fence would stop the workers at once (S4).
-
-        Raises:
-            RendezvousConnectionError: The store does not answer.
-        """
+        """Have contact before a round begins that may be this node's: its fence would stop the workers at once (S4)."""
         if not (ledger.is_live and self._state.is_cut_off(ASKED_SHARE)):
             return
         asked, head = self._state.runtime.now(), ledger.head.index
@@ -186,11 +177,7 @@ class StoreReader:
             self._state.contact.current(min(asked, confirmed_at(store)))
 
     def _check_gap(self, store: RendezvousBackend) -> None:
-        """Find out whether the next entry is missing: the store says that a newer one is there, which may be a hint.
-
-        Raises:
-            HistoryChangedError: It is missing.
-        """
+        """Raise HistoryChangedError if the next entry is missing; that there is a newer one may have been a hint."""
         index = self._state.ledger.head.index + 1
         if store.wait(Cursor(), roster=False, timeout=0).head >= index and store.read(index) is None:
             raise missing_entry(index)
@@ -199,7 +186,7 @@ class StoreReader:
         """Compare the store's history with this node's, and make them one (rule S3)."""
         state = self._state
         unread, self._unread = self._unread, None
-        self._connections.doubt = True  # a thread that has doubts meanwhile must let this comparison come to its end
+        state.connections.doubt = True  # a thread that has doubts meanwhile must let this comparison come to its end
         try:
             found = restore(store, state.ledger, self._memory, state.info, state.runtime, unread=unread)
             if isinstance(found, tuple) and found[1] is not None:
@@ -208,14 +195,14 @@ class StoreReader:
             self._unread = unread
             raise
         finally:
-            self._connections.doubt = False
+            state.connections.doubt = False
         if isinstance(found, Rejoin):
             state.end(
                 RunReplaced(found.why), Event("outrun", f"{found.why}: joining again as a new node", Level.WARNING)
             )
         elif found is not None:
             lost, ledger = found
-            state.outbox.row_seen(None)  # what has lost entries has lost rows, too
+            state.writer.row_seen(None)  # what has lost entries has lost rows, too
             what = "this node has put back what it had read" if ledger is None else "the run goes on"
             state.calls.publish(Event("history_restored", f"{lost}; {what}", Level.WARNING))
             if ledger is not None:

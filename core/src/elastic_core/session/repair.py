@@ -9,11 +9,10 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol import repair
 from elastic_core.protocol.codec import Codec, OversizedError
 from elastic_core.protocol.entries import Entry
-from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, ledger_read_at, open_ledger
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, open_ledger
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend
-from elastic_core.session.ledger_reader import check_head, load, news, peek
-from elastic_core.session.living_hosts import living_hosts
+from elastic_core.session.ledger_reader import check_head, living_hosts, load_now, news, peek
 from elastic_core.session.runtime import Runtime
 
 REPAIR_ATTEMPTS_MAX = 8
@@ -44,8 +43,6 @@ def restore(
 
     Raises:
         HistoryChangedError: The store has lost what its newest entry stands on, or loses entries at this very moment.
-        RendezvousStateError: The store holds something invalid.
-        RendezvousConnectionError: It cannot be reached; what was being written may or may not have landed.
         OversizedError: The run's state is too large for one entry, whatever is left out.
     """
     lost, gone, codec = None, None, runtime.codec
@@ -61,8 +58,7 @@ def restore(
                 _put_back(store, at.link, memory.after(head), codec)
                 continue
         try:
-            theirs = load(store, runtime.now(), codec)
-            theirs = None if theirs is None else ledger_read_at(theirs, runtime.now())
+            theirs = load_now(store, runtime)
         except HistoryChangedError as exc:
             gone = exc
             continue  # entries are deleted or restored at this very moment
@@ -77,30 +73,28 @@ def restore(
                 return lost or "the store had lost entries, or this node was away", theirs
         lost = lost or repair.describe_loss(head, mine)
         prev = ORIGIN if theirs is None else theirs.head.link
-        now = runtime.now()
-        entry, data, told = _encode_resume(mine, lost, me.node_id, prev, runtime, now)
-        if store.append(prev, entry.link, data):
-            return told, open_ledger(entry, now)
+        if (resumed := _resume(store, mine, lost, me.node_id, prev, runtime)) is not None:
+            return resumed
     if gone is not None:
         raise gone
     return None
 
 
-def _encode_resume(
-    mine: Ledger, lost: str, node_id: str, prev: Link, runtime: Runtime, now: float
-) -> tuple[Entry, bytes, str]:
-    """Return the RESUME of ``mine`` after ``prev``, with as many parts as fit into a value (rule L8), and its reason.
+def _resume(
+    store: RendezvousBackend, mine: Ledger, lost: str, node_id: str, prev: Link, runtime: Runtime
+) -> tuple[str, Ledger] | None:
+    """Append the RESUME of ``mine`` after ``prev``, with as many parts as fit into a value (rule L8).
 
-    Raises:
-        OversizedError: It does not fit, whatever is left out.
+    Return what was lost, and the ledger; None if another node was faster.
     """
-    entry_id = runtime.new_id()
+    now, new_id = runtime.now(), runtime.new_id()
     for body, counters in repair.lighten(repair.compose_resume(mine, lost), mine.counters):
         entry = compose(
-            mine, body, entry_id=entry_id, author=node_id, now=now, counters=counters, leader=mine.leader, store=prev
+            mine, body, entry_id=new_id, author=node_id, now=now, counters=counters, leader=mine.leader, store=prev
         )
         with suppress(OversizedError):
-            return entry, runtime.codec.encode_entry(entry), body.why
+            appended = store.append(prev, entry.link, runtime.codec.encode_entry(entry))
+            return (body.why, open_ledger(entry, now)) if appended else None
     raise OversizedError(
         f"The state of run {mine.head.run} is too large for one value of the store, whatever is left out.",
         hint="Give the nodes of the job fewer --role names, or shorter ones.",

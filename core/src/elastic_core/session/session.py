@@ -7,22 +7,19 @@ from contextlib import closing, suppress
 from functools import partial
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_core.protocol.failure_detector import Watch, is_lost
-from elastic_core.protocol.ledger import HistoryChangedError, Ledger
-from elastic_core.protocol.roster import NodeInfo, NodeRow
+from elastic_core.protocol.failure_detector import Watch, is_lost, observe
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
 from elastic_core.protocol.row_delay import row_delay
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.connections import ANSWER_WITHIN_SECONDS, SessionConnections
-from elastic_core.session.contact import RETRY_FIRST, Contact
+from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
+from elastic_core.session.contact import ANSWER_WITHIN_SECONDS, RETRY_FIRST, Contact
 from elastic_core.session.heartbeat import Heartbeat
 from elastic_core.session.join import Joined
 from elastic_core.session.leader_driver import LeaderDriver
-from elastic_core.session.leave import any_stays, others_finished, part, readable
+from elastic_core.session.ledger_reader import news, readable
 from elastic_core.session.reader import StoreReader
-from elastic_core.session.row_writer import RowWriter
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.state import SessionCalls, SessionState
-from elastic_core.session.summary import Summaries
 from elastic_core.threads import bounded
 
 
@@ -31,16 +28,16 @@ class Session:
 
     def __init__(self, store: RendezvousBackend, joined: Joined, runtime: Runtime, calls: SessionCalls) -> None:
         state = self._state = SessionState(store, joined, runtime, calls)
-        self._connections = SessionConnections(state)
         self._known: dict[str, NodeInfo] = {}  # The nodes that were looked up last, by id. The writer's.
-        summaries = Summaries(calls.sum_up, runtime)
-        facts = calls.judge, runtime, calls.publish, calls.node_gone, calls.reached, summaries, calls.decisions
-        self._leader = LeaderDriver(state.node_id, *facts)
+        self._leader = LeaderDriver(state.node_id, runtime, calls)
         self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
         self._returns = False  # whether the agent enters again
-        self._heartbeat = Heartbeat(state, self._connections)
-        reader, writer = StoreReader(state, self._connections, self._leader), RowWriter(state, self._connections)
-        bodies = {"heartbeat": self._heartbeat.run, "reader": reader.run, "writer": writer.run}
+        self._heartbeat = Heartbeat(state)
+        bodies = {
+            "heartbeat": self._heartbeat.run,
+            "reader": StoreReader(state, self._leader).run,
+            "writer": state.writer.run,
+        }
         self._threads = [
             runtime.thread(target=state.guard, args=(body,), name=f"elastic-{name}", daemon=True)
             for name, body in bodies.items()
@@ -59,7 +56,7 @@ class Session:
     @property
     def store_gone(self) -> bool:
         """Whether an embedded store is known to be gone, so that no node can go on elsewhere (rule S4)."""
-        return self._connections.store_gone
+        return self._state.connections.store_gone
 
     @property
     def watch(self) -> Watch:
@@ -91,7 +88,7 @@ class Session:
         To be called again and again, by the agent's loop: the session's own threads may all be waiting. The store at
         ``endpoint`` may accept connections and be stopped, or packets to it may be dropped.
         """
-        self._connections.check_answers(endpoint, within)
+        self._state.connections.check_answers(endpoint, within)
 
     def lost(self, node_ids: Iterable[str]) -> set[str]:
         """Return the nodes among these that were lost at this one's newest look as leader; none where it never led.
@@ -104,12 +101,13 @@ class Session:
         return {node_id for node_id in node_ids if is_lost(watch, node_id, timing, watch.read_at)}
 
     def any_stays(self, node_ids: set[str], timeout: float) -> bool:
-        """Whether another one of these nodes stays in the job; False if the store does not say within the timeout."""
+        """Whether another one of these nodes has a row that does not say that it leaves; False without an answer."""
         others = node_ids - {self._state.node_id}
 
         def ask() -> bool:
             with closing(self._state.store.connect()) as store:
-                return any_stays(store, others - self.lost(others))
+                rows = readable(store.roster(staying)) if (staying := others - self.lost(others)) else []
+                return any(not seen.row.leaving for seen in rows)
 
         with suppress(Exception):
             return bounded(ask, timeout)
@@ -117,13 +115,18 @@ class Session:
 
     def publish_row(self, row: NodeRow) -> None:
         """Make the roster say this, at once or soon, as the news is; returns at once, and the newest row wins."""
-        self._state.outbox.publish(row, row_delay(row, self.ledger))
+        self._state.writer.publish(row, row_delay(row, self.ledger))
 
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
-        """Find out whether any other member of the round has finished; ``answer`` is called on the writer's thread."""
+        """Have the writer answer whether all workers of another member of the live round have exited with 0 (L7)."""
         state, ledger = self._state, self.ledger
-        node_id, codec = state.node_id, state.runtime.codec
-        state.outbox.later(lambda store: answer(others_finished(store, ledger, node_id, codec)))
+        others = {*(ledger.round.group_ranks if ledger.is_live and ledger.round is not None else ())} - {state.node_id}
+
+        def ask(store: RendezvousBackend) -> None:
+            rows = readable(store.roster(others), state.runtime.codec) if others else []
+            answer(any(seen.row.phase is Phase.FINISHED for seen in rows))
+
+        state.writer.later(ask)
 
     def look_up(self, node_ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
         """Find out what nodes say of themselves; ``answer`` is called on the writer's thread.
@@ -139,7 +142,7 @@ class Session:
             self._known = known
             answer(list(known.values()))
 
-        self._state.outbox.later(look)
+        self._state.writer.later(look)
 
     def close(self, timeout: float, *, returns: bool = False) -> None:
         """Hand over the leader, bring the row up to date or take it out, stop the threads: ``timeout`` s at most.
@@ -148,13 +151,13 @@ class Session:
         """
         state = self._state
         self._closing_watch, self._returns = self._leader.watch, returns
-        state.outbox.later(lambda store: self._leave(store, timeout))
-        state.outbox.done.wait(timeout)
+        state.writer.later(lambda store: self._leave(store, timeout))
+        state.writer.done.wait(timeout)
         state.stopping.set()
         with state.wake, state.pulse:
             state.wake.notify()
             state.pulse.notify()
-            busy = [store for store in self._connections.made.values() if store is not None]
+            busy = [store for store in self._state.connections.made.values() if store is not None]
         for store in busy:  # which ends whatever they wait for
             store.close()
         for thread in self._threads:
@@ -164,19 +167,57 @@ class Session:
     # The writer's jobs -----------------------------------------------------------------------------------------------
 
     def _leave(self, store: RendezvousBackend, timeout: float) -> None:
-        state = self._state
+        """Leave; the writer begins again with its next connection if this one breaks."""
         try:
-            part(state, store, self._leader.successor, timeout, returns=self._returns)
+            self._part(store, timeout)
         except RendezvousConnectionError:
-            raise  # and tried again
+            raise
         except HistoryChangedError:
-            self._state.outbox.later(partial(self._leave_again, timeout=timeout))
+            self._state.writer.later(partial(self._leave_again, timeout=timeout))
             raise  # which has the reader compare
         except RendezvousStateError:
-            self._state.outbox.done.set()  # there is no store to leave
+            self._state.writer.done.set()  # there is no store to leave
             raise
-        self._state.outbox.done.set()
+        self._state.writer.done.set()
 
     def _leave_again(self, store: RendezvousBackend, timeout: float) -> None:
         if not self._state.stopping.wait(RETRY_FIRST):
             self._leave(store, timeout)
+
+    def _part(self, store: RendezvousBackend, timeout: float) -> None:
+        """Give the leadership away, wait for nodes that need this node's store, take the row out."""
+        node_id, ledger = self._state.node_id, self._hand_over(store)
+        if ledger.closed is not None and store.embedded and store.hosting:
+            self._linger(store, ledger, timeout)
+        if ledger.closed is not None or not (self._returns or ledger.is_member(node_id)):
+            store.remove(node_id)  # a member's row stays: it proves that its part of the round is over
+
+    def _hand_over(self, store: RendezvousBackend) -> Ledger:
+        """Give the leadership to another node, if this one has it; its reader may be writing at the same time.
+
+        Return the ledger, without the LEADER entry.
+        """
+        state, ledger = self._state, self._state.ledger
+        while True:
+            for entry in news(store, ledger, codec=state.runtime.codec):
+                if ledger.closed is None:
+                    ledger = advance(ledger, entry, state.runtime.now())
+            if ledger.closed is not None or ledger.leader != state.node_id:
+                return ledger
+            heir = self._leader.successor(ledger)
+            if heir is None or state.append_leader(store, ledger, heir, f"{state.node_id} leaves"):
+                return ledger
+
+    def _linger(self, store: RendezvousBackend, ledger: Ledger, timeout: float) -> None:
+        """Stay until every living node has read CLOSED, for ``timeout`` s at most: the store ends with this agent."""
+        runtime, watch, version = self._state.runtime, Watch(), 0
+        timing, deadline = ledger.settings.timing, runtime.now() + timeout
+        while (now := runtime.now()) < deadline:
+            rows = readable(store.roster(), runtime.codec)
+            watch = observe(watch, rows, now)
+            others = [watch.nodes[row.row.info.node_id] for row in rows if row.row.info.node_id != self._state.node_id]
+            behind = [node for node in others if node.row.head < ledger.head.index]
+            if all(is_lost(watch, node.node_id, timing, now) for node in behind):
+                return
+            wait = min(timing.beat_interval, deadline - now)
+            version = store.wait(Cursor(ledger.head.index, version), roster=True, timeout=wait).roster

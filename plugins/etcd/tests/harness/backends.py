@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_core.rendezvous.handler import RendezvousParameters
+from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_rdzv_etcd import plugin, plugin_v2
 from elastic_rdzv_etcd.backend import EtcdBackend
 from elastic_rdzv_etcd.backend_v2 import EtcdV2Backend

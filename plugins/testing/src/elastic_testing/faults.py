@@ -14,13 +14,13 @@ import enum
 import socket
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousError
-from elastic_core.rendezvous import Cursor, HeartbeatReply, Link, RendezvousBackend, RosterRow, copy_traits
+from elastic_core.rendezvous import RendezvousBackend, WrappedBackend
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16
@@ -337,62 +337,27 @@ class LossyCalls(BadLine):
             return not self._is_held(connection)
 
 
-class LossyBackend(RendezvousBackend):
+class LossyBackend(WrappedBackend):
     """A connection over :class:`LossyCalls`."""
 
     def __init__(self, inner: RendezvousBackend, line: LossyCalls) -> None:
-        self._inner, self._line = inner, line
+        super().__init__(inner)
+        self._line = line
         self.closed = self.request_held = False
-        copy_traits(self, inner)
 
     def connect(self) -> LossyBackend:
         """Another one over the same line."""
-        return LossyBackend(self._line.call(self._inner.connect, self), self._line)
+        return LossyBackend(self._line.call(self.inner.connect, self), self._line)
 
     def close(self) -> None:
         """Close the connection."""
         self.closed = True
-        self._line.close(self, self._inner)
+        self._line.close(self, self.inner)
 
-    def enter(self, node_id: str, value: bytes) -> int:
-        """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.enter(node_id, value), self)
-
-    def amend(self, node_id: str, revision: int, value: bytes) -> None:
-        """As the backend's, if the line lets it."""
-        self._line.call(lambda: self._inner.amend(node_id, revision, value), self)
-
-    def heartbeat(self, node_id: str, count: int, watch: str | None = None) -> HeartbeatReply:
-        """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.heartbeat(node_id, count, watch), self)
-
-    def remove(self, node_id: str) -> None:
-        """As the backend's, if the line lets it."""
-        self._line.call(lambda: self._inner.remove(node_id), self)
-
-    def roster(self, ids: Collection[str] | None = None) -> list[RosterRow]:
-        """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.roster(ids), self)
-
-    def append(self, prev: Link, entry: Link, data: bytes) -> bool:
-        """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.append(prev, entry, data), self)
-
-    def read(self, index: int) -> bytes | None:
-        """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.read(index), self)
-
-    def shrink(self, index: int) -> None:
-        """As the backend's, if the line lets it."""
-        self._line.call(lambda: self._inner.shrink(index), self)
-
-    def erase(self) -> bool:
-        """As the backend's, if the line lets it."""
-        return self._line.call(self._inner.erase, self)
-
-    def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> Cursor:
-        """As the backend's, if the line lets it."""
-        return self._line.call(lambda: self._inner.wait(cursor, roster=roster, timeout=timeout), self)
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Call the backend, if the line lets it."""
+        make = super().call
+        return self._line.call(lambda: make(method, *arguments, **named), self)
 
 
 def _hang_up(connection: socket.socket) -> None:

@@ -9,10 +9,11 @@ from elastic_core.config import settle
 from elastic_core.config.parse import NodeRange
 from elastic_core.errors import RendezvousError
 from elastic_core.plugins import load_backend
-from elastic_core.rendezvous import RendezvousHandler, RendezvousParameters
+from elastic_core.rendezvous import RendezvousParameters
 from elastic_torchrun.foreign import registry
 from elastic_torchrun.foreign.registry import HandlerPlugin
 from elastic_torchrun.handlers import TorchrunHandler, handler_over
+from elastic_torchrun.rendezvous_api import RendezvousHandler
 
 RendezvousHandlerCreator = registry.Factory
 

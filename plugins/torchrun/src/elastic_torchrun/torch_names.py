@@ -29,7 +29,8 @@ _MULTIPROCESSING = {
 _RENDEZVOUS = {
     "elastic_core.errors": "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousStateError "
     "RendezvousTimeoutError",
-    "elastic_core.rendezvous.handler": "RendezvousHandler RendezvousInfo RendezvousParameters",
+    "elastic_core.rendezvous": "RendezvousParameters",
+    "elastic_torchrun.rendezvous_api": "BootstrapStoreInfo HandlerAnswer RendezvousHandler RendezvousInfo",
     "elastic_torchrun.rendezvous": "RendezvousGracefulExitError RendezvousHandlerCreator rendezvous_handler_registry",
     f"{TORCHS}.rendezvous": "RendezvousHandlerRegistry RendezvousStoreInfo",
 }
@@ -52,6 +53,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "elastic_torchrun.local_agent": "LocalElasticAgent RunResult WorkerSpec WorkerState",
         "elastic_torchrun.multiprocessing": "PContext RunProcsResult Std start_processes",
         "elastic_torchrun.process_failure": "ProcessFailure",
+        "elastic_torchrun.rendezvous_api": "RendezvousHandler RendezvousInfo",
     },
     **{path: {f"{TORCHS}.{path}": ALL} for path in _THEIRS.split()},
     "agent": {},

@@ -11,16 +11,9 @@ from collections.abc import Collection
 
 from elastic_core.plugins import LocalBackend
 from elastic_core.protocol import decode_entry
-from elastic_core.rendezvous import (
-    Cursor,
-    HandlerStore,
-    HeartbeatReply,
-    Link,
-    RendezvousHandler,
-    RosterRow,
-    StoreWarning,
-)
+from elastic_core.rendezvous import Cursor, HandlerStore, HeartbeatReply, Link, RosterRow, StoreWarning
 from elastic_torchrun.foreign.node import HandlerNode, Settings
+from elastic_torchrun.rendezvous_api import RendezvousHandler
 
 COST = """with a rendezvous handler of others this agent can do no more than torchrun's does:
 a lost node is noticed when a collective fails because of it, or never; --on_node_loss has no effect

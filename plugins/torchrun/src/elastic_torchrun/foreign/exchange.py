@@ -16,7 +16,7 @@ from typing import Any
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
 from elastic_core.protocol import HOSTS_BYTES, Member, NodeInfo, Offer, Round, fit_names
-from elastic_core.rendezvous import BootstrapStoreInfo, RendezvousInfo
+from elastic_torchrun.rendezvous_api import BootstrapStoreInfo, RendezvousInfo
 
 CARD_KEY_PREFIX = "elastic/node/"  # prefix of the keys of the cards, each followed by a node's rank
 FINISHED_KEY_PREFIX = "elastic/finished/"  # prefix of the keys by which nodes say that all their workers exited with 0

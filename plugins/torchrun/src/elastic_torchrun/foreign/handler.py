@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from elastic_core.rendezvous import HandlerAnswer, RendezvousHandler
+from elastic_torchrun.rendezvous_api import HandlerAnswer, RendezvousHandler
 
 _OPTIONAL_METHODS = ("get_backend", "get_run_id", "is_closed", "set_closed", "num_nodes_waiting", "shutdown")
 

@@ -35,9 +35,10 @@ from elastic_core.protocol import (
     encode_entry,
     encode_row,
 )
-from elastic_core.rendezvous import RendezvousHandler, RendezvousInfo, RosterRow
+from elastic_core.rendezvous import RosterRow
 from elastic_torchrun.foreign import exchange
 from elastic_torchrun.foreign.errors import HandlerError, is_graceful_exit, translate_error, without_shared_store
+from elastic_torchrun.rendezvous_api import RendezvousHandler, RendezvousInfo
 
 COUNT_MAX_SECONDS = 5.0  # for the handler's answer how many nodes wait; after that the handler counts as silent
 FAILED_COUNT_INTERVAL_SECONDS = 5.0  # at least, between two failed questions: the handler may warn of each

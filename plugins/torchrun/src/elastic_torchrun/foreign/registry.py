@@ -20,9 +20,10 @@ from elastic_core.config import EXIT_BARRIER, MONITOR_INTERVAL, RunConfig
 from elastic_core.config.parse import NodeRange
 from elastic_core.errors import PluginError, RendezvousError, UsageError
 from elastic_core.host import ANY_FORM, advertised_address
-from elastic_core.rendezvous import RendezvousBackend, RendezvousHandler, RendezvousOptions, RendezvousParameters
+from elastic_core.rendezvous import RendezvousBackend, RendezvousOptions, RendezvousParameters
 from elastic_torchrun.foreign.errors import translate_error
 from elastic_torchrun.foreign.handler import as_handler, complete_class
+from elastic_torchrun.rendezvous_api import RendezvousHandler
 
 Factory: TypeAlias = Callable[..., Any]  # makes a handler, from RendezvousParameters or without an argument
 TORCH_PREFIX = "torch-"  # before the names of torch's own handlers, of which some are also names of our backends

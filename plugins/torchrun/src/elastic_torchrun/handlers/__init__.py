@@ -29,8 +29,9 @@ from importlib import import_module
 from typing import Any
 
 from elastic_core.config import parse_conf, scheduler_uid
-from elastic_core.rendezvous import RendezvousHandler, RendezvousOptions, RendezvousParameters, read_token
+from elastic_core.rendezvous import RendezvousOptions, RendezvousParameters, read_token
 from elastic_torchrun.handlers.handler import TorchrunHandler
+from elastic_torchrun.rendezvous_api import RendezvousHandler
 
 __all__ = ["TorchrunHandler", "handler_of", "handler_over"]
 

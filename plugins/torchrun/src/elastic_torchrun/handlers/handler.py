@@ -50,32 +50,15 @@ from elastic_core.protocol import (
     row_of,
     step,
 )
-from elastic_core.rendezvous import (
-    BootstrapStoreInfo,
-    RendezvousBackend,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    protect,
-)
-from elastic_core.session import (
-    FENCE_SHARE,
-    FIRST_CONNECTION_SECONDS,
-    RUNTIME,
-    Session,
-    SessionCalls,
-    connect_at_first,
-    persist,
-    silence_told,
-    silent_store,
-    store_awaited,
-)
-from elastic_core.session.join import Applicant, Joined, join
+from elastic_core.rendezvous import RendezvousBackend, RendezvousParameters, protect
+from elastic_core.session import FENCE_SHARE, FIRST_CONNECTION_SECONDS, RUNTIME, Session, SessionCalls, StoreWait
+from elastic_core.session.join import Applicant, join
 from elastic_torchrun.handlers import stores
 from elastic_torchrun.handlers.close import close_run
 from elastic_torchrun.handlers.command import command_of
 from elastic_torchrun.handlers.console import say
 from elastic_torchrun.handlers.errors import torchs_errors
+from elastic_torchrun.rendezvous_api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 
 AGREED = ("torchrun",)
 """The text of such nodes in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
@@ -232,8 +215,8 @@ class TorchrunHandler(RendezvousHandler):
             params.endpoint, "HOST", params.local_addr, single_node=params.max_nodes == 1
         )
         patience = self._read.timing.join_timeout
-        at_first = min(FIRST_CONNECTION_SECONDS, patience)
-        made = connect_at_first(partial(self._connect, params), partial(self._wait, at_first), timeout=at_first)
+        at_first = StoreWait(params.endpoint, min(FIRST_CONNECTION_SECONDS, patience), say)
+        made = at_first.connect(partial(self._connect, params))
         self._store = protect(made, f"rendezvous backend {params.backend!r}", params.token, params.run_id)
         for warning in self._store.warnings:
             say(Event("store_warning", f"{warning.message} {warning.hint}", Level.WARNING))
@@ -263,11 +246,8 @@ class TorchrunHandler(RendezvousHandler):
         unnamed = params.run_id == DEFAULT_ID
         applicant = Applicant(info=info, settings=settings, scheduler_uid=self._uid, unnamed=unnamed, offer=offer)
 
-        def joining(store: RendezvousBackend) -> Joined | Closed:
-            with silence_told(store, lambda exc: say(silent_store(exc)), params.endpoint):
-                return join(store, applicant, self._runtime)
-
-        found = persist(self._store, joining, partial(self._wait, patience), timeout=patience)
+        wait = StoreWait(params.endpoint, patience, say)
+        found = wait.call(self._store, lambda store: join(store, applicant, self._runtime))
         if isinstance(found, Closed):
             raise RendezvousClosedError(f"The job {params.run_id!r} is over: {found.why}")
         for difference in describe_differences(found.ledger.settings, settings):
@@ -283,9 +263,6 @@ class TorchrunHandler(RendezvousHandler):
         self._tell()
         self._session.start()
         threading.Thread(target=self._tick, args=(self._session,), name="elastic-tick", daemon=True).start()
-
-    def _wait(self, seconds: float, exc: RendezvousConnectionError) -> None:
-        say(store_awaited(self._params.endpoint, seconds, exc))
 
     def _workers_are_gone(self, why: str) -> None:
         """No worker runs here: the agent was told to stop them, or something failed, as ``why`` says."""

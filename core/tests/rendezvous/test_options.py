@@ -1,4 +1,4 @@
-"""The parts of a rendezvous in torch's form that core has: handlers as users write them, and parameters."""
+"""The parameters of a backend, with torch's arguments, and the public names of the package."""
 
 from __future__ import annotations
 
@@ -11,31 +11,12 @@ import pytest
 import elastic_core
 from elastic_core import rendezvous
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous.handler import RendezvousHandler, RendezvousParameters
-
-
-class Bare(RendezvousHandler):
-    """A user's smallest handler."""
-
-    def next_rendezvous(self):  # type: ignore[no-untyped-def]  # as users write it
-        return None, 0, 1
+from elastic_core.rendezvous.options import RendezvousParameters
 
 
 def parameters(**settings: Any) -> RendezvousParameters:
     given = {"backend": "mine", "endpoint": "", "run_id": "job", "min_nodes": 1, "max_nodes": 1, **settings}
     return RendezvousParameters(**given)
-
-
-def test_only_next_rendezvous_must_be_written() -> None:
-    assert RendezvousHandler.__abstractmethods__ == {"next_rendezvous"}
-
-
-def test_the_rest_of_a_handler_is_as_torch_has_it() -> None:
-    bare = Bare()
-    bare.set_closed()
-    told = (bare.is_closed(), bare.num_nodes_waiting(), bare.shutdown(), bare.use_agent_store)
-    assert told == (False, 0, True, False)
-    assert (bare.get_backend(), bare.get_run_id()) == ("Bare", "")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +56,7 @@ def test_a_parameter_of_another_kind_is_quoted(read: str, fault: str) -> None:
 
 
 def test_the_rendezvous_package_has_the_public_names_and_imports_them_late() -> None:
-    script = "import sys, elastic_core.rendezvous; print('elastic_core.rendezvous.handler' in sys.modules)"
+    script = "import sys, elastic_core.rendezvous; print('elastic_core.rendezvous.options' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said == "False\n"
     for name in (name for name in elastic_core.__all__ if name.startswith("Rendezvous")):
