@@ -1,5 +1,7 @@
 """The agent's event loop: events of all threads, processes, signals and timers arrive in one queue.
 
+An event is an object, or a function that the owner of the loop calls without arguments.
+
 :meth:`EventLoop.take` blocks in one ``select``, until the next timer at most, and does not poll.
 """
 
@@ -27,77 +29,6 @@ class SignalReceived:
     """The agent received a signal."""
 
     signum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """One heartbeat interval has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopDue:
-    """The monitors that were asked before the workers are stopped have had long enough to answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartAnswer:
-    """The plugins have answered the question ``serial``: why the workers should wait, '' if they need not."""
-
-    serial: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class StartDue:
-    """A timer: ask the plugins again, or start the workers after ``WAIT_MAX_SECONDS``."""
-
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class DescribeWorkers:
-    """A timer: refresh the workers' progress in the node's row."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class AliveFor:
-    """``SILENT_PROGRESS_SECONDS`` have passed since the start of a round, which may still be running."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Depart:
-    """The node should leave: it received a signal, or ``elastic drain`` requested it."""
-
-    signum: int
-    finished: bool = False  # whether the workers of other nodes have all exited with 0 (rule L7)
-    final: bool = False  # whether the grace, in which workers here may finish or stop with all others, is over
-    why: str = ""  # why a drain was requested, or what a plugin has learned; '' for a signal
-    within: float | None = None  # seconds until this host is taken away, as a plugin has learned
-
-
-@dataclass(frozen=True, slots=True)
-class HostEnds:
-    """A plugin has learned that this host is taken away."""
-
-    why: str
-    seconds: float  # until then, at ``noticed_at``
-    noticed_at: float  # by the agent's monotonic clock
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """The warden should have killed all processes by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Crashed:
-    """A thread of the session, or of a policy, raised an unexpected exception."""
-
-    error: BaseException
 
 
 class EventLoop:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import TypeAlias
 
 from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, make_directories, marked
-from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
+from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.output import Output, Routes
 from elastic_core.agent.report import Publish, warden_silent
 from elastic_core.agent.slot import Slot
@@ -42,7 +41,6 @@ HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
 NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
 """Signals by which a scheduler says that it takes the node away. Workers get SIGTERM, on which scripts save."""
 WARDEN_SILENCE_SECONDS, WARDEN_LOOKS = 10.0, 4  # for which a warden may not run, at this many heartbeats at least
-WARDEN_PATIENCE = 5.0  # seconds that the warden gets to kill all processes after the second signal
 
 
 ShowState: TypeAlias = "Callable[[Callable[[], str]], None]"
@@ -109,30 +107,25 @@ class Resources:
         if silence := self.warden_watch.look(run_nanoseconds(self.warden.pid), self.node.now()):
             self.node.publish(warden_silent(self.warden.pid, silence))
 
-    def find_answer(self, asked: FindAnswer, number: int, start: Callable[..., threading.Thread]) -> None:
+    def find_answer(self, asked: FindAnswer, number: int) -> None:
         """Have a monitor answer a question to round ``number``, on another thread, which posts an AnswerFound.
 
         While the workers of that round have yet to start, the monitors are those of the round before: none answers.
         """
         current = self.group.round
         questions = current.questions if current.number == number else RoundQuestions(self.node.publish)
+        self._ask(asked.index, lambda: questions.find(asked.name, decode(asked.value)))
 
-        def run() -> None:
-            self.loop.post(AnswerFound(Answer(asked.index, questions.find(asked.name, decode(asked.value)))))
-
-        start(target=run, name="elastic-answer", daemon=True).start()
-
-    def say_last(self, halt: int, start: Callable[..., threading.Thread]) -> bool:
+    def say_last(self, halt: int) -> bool:
         """Have monitors say what a failed rank may have waited for, as :meth:`find_answer`; False for none to ask."""
         questions = self.group.round.questions
         if not questions.last_words or not any(worker.is_running for worker in self.group.workers):
             return False
-
-        def run() -> None:
-            self.loop.post(AnswerFound(Answer(halt, questions.say_last())))
-
-        start(target=run, name="elastic-last-words", daemon=True).start()
+        self._ask(halt, questions.say_last)
         return True
+
+    def _ask(self, index: int, find: Callable[[], str]) -> None:
+        self.node.runtime.ask(lambda: AnswerFound(Answer(index, find())), then=self.loop.post, name="elastic-answer")
 
     def stop_workers(self, stop: Stop, received: int | None, failure: Incident | None) -> WorkerFailed | None:
         """Stop the workers of a round; return the one that exited early, if that explains the round's ``failure``.
@@ -154,12 +147,6 @@ class Resources:
         """Give what the workers have left running some seconds to end, after all have succeeded; blocks."""
         for event in self.warden.finish(min(HELPERS_MAX_SECONDS, self.node.config.shutdown_timeout)):
             self.group.handle(event)  # it names what was killed
-
-    def kill_workers(self) -> None:
-        """End all workers at once; if the warden does not do it within its patience, an Overdue comes."""
-        self.warden.wake()
-        self.group.stop(0.0)
-        self.loop.at(self.node.now() + WARDEN_PATIENCE, Overdue())
 
     def handle_warden_death(self, reason: str) -> Leaving:
         """Give up the workers of a dead warden. Without a warden the node cannot keep its promises, so it leaves."""
@@ -197,7 +184,6 @@ def open_resources(
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
 
-        plugins.host_end.heard_by(lambda why, seconds, at: loop.post(HostEnds(why, seconds, at)))
         reports = Reports(loop.at)
         stack.callback(reports.close)
         loop.watch(reports, reports.receive)

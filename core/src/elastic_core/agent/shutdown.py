@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
-from elastic_core.agent.event_loop import Depart, HostEnds
 from elastic_core.agent.join_gate import repeats_request
 from elastic_core.agent.resources import Resources
 from elastic_core.events import Event
@@ -33,7 +33,7 @@ def settle_exit(end: Exit, received: int | None) -> Exit:
 
 
 class Owner(Protocol):
-    """The agent of the node that leaves."""
+    """The agent of the node that leaves: a :class:`~elastic_core.agent.supervisor.Supervisor`."""
 
     resources: Resources
     session: Session
@@ -41,6 +41,20 @@ class Owner(Protocol):
 
     def step(self, event: NodeEvent | None) -> None:
         """Have the node's state machine take an event, and do what follows."""
+
+    def kill_workers(self) -> None:
+        """End all workers at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depart:
+    """The node should leave: it received a signal, or ``elastic drain`` requested it."""
+
+    signum: int
+    finished: bool = False  # whether the workers of other nodes have all exited with 0 (rule L7)
+    final: bool = False  # whether the grace, in which workers here may finish or stop with all others, is over
+    why: str = ""  # why a drain was requested, or what a plugin has learned; '' for a signal
+    within: float | None = None  # seconds until this host is taken away, as a plugin has learned
 
 
 @dataclass
@@ -75,7 +89,7 @@ class Departure:
         if not to_warden and self.signalled_at is not None:
             if not repeats_request(signum, now - self.signalled_at):
                 self._say(f"received {name} again: killing the workers")
-                self.owner.resources.kill_workers()
+                self.owner.kill_workers()
                 self.owner.step(Leaving.signalled(signum, name))
             return
         if not to_warden:
@@ -92,10 +106,13 @@ class Departure:
         if self.received is None and (leaving is None or leaving.rejoin):
             self._ask(Depart(signal.SIGTERM, why=why))
 
-    def on_host_ends(self, event: HostEnds) -> None:
-        """Leave before this host is taken away, also if the node leaves already and would be later."""
-        left = max(0.0, event.seconds - (self.owner.resources.node.now() - event.noticed_at))
-        self._ask(Depart(signal.SIGTERM, why=event.why, within=left))
+    def on_host_ends(self, why: str, seconds: float, noticed_at: float) -> None:
+        """Leave before this host is taken away, also if the node leaves already and would be later.
+
+        It is taken away ``seconds`` after ``noticed_at`` of the agent's monotonic clock.
+        """
+        left = max(0.0, seconds - (self.owner.resources.node.now() - noticed_at))
+        self._ask(Depart(signal.SIGTERM, why=why, within=left))
 
     def depart(self, order: Depart) -> None:
         """Leave. If other nodes have finished, first give the workers here a grace to finish too (rule L7)."""
@@ -122,12 +139,13 @@ class Departure:
         if self.owner.state.work is not Work.RUNNING or resources.node.config.max_nodes == 1:
             self.depart(order)
             return
-        self.owner.session.ask_finished(lambda finished: resources.loop.post(replace(order, finished=finished)))
+        post = resources.loop.post
+        self.owner.session.ask_finished(lambda found: post(partial(self.depart, replace(order, finished=found))))
         self._later(STORE_MAX_SECONDS, order)
 
     def _later(self, seconds: float, order: Depart) -> None:
         resources = self.owner.resources
-        resources.loop.at(resources.node.now() + seconds, order)
+        resources.loop.at(resources.node.now() + seconds, partial(self.depart, order))
 
     def _say(self, message: str) -> None:
         self.owner.resources.node.publish(Event("signal", message))
