@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import Start, leave_signals, open_resources
 from elastic_core.agent.shutdown import settle_exit
-from elastic_core.agent.status import Status
+from elastic_core.agent.status import describe_joining
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
 from elastic_core.events import Event, Level
@@ -76,7 +77,7 @@ class Newcomer:
 
     def __init__(self, start: Start, store: RendezvousBackend, stack: ExitStack) -> None:
         config, plugins = start.config, start.plugins
-        start.show_state(Status.of(config).describe_joining)
+        start.show_state(partial(describe_joining, config, time.monotonic()))
         self._start, self._store, self._stack = start, store, stack
         options, single = plugins.rendezvous_options(), config.max_nodes == 1
         self._over_handler = options.handler
