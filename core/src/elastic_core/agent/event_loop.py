@@ -39,7 +39,7 @@ class EventLoop:
 
     def __init__(self, signals: Iterable[int] = (), now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self.late_signals: list[SignalReceived] = []
+        self.late_signals: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, object]] = []  # instant, order, event
@@ -83,9 +83,9 @@ class EventLoop:
                 events.append(heapq.heappop(self._timers)[-1])
         return events
 
-    def untaken_signals(self) -> list[SignalReceived]:
+    def untaken_signals(self) -> list[int]:
         """Remove and return the signals that arrived since the last call of this method or :meth:`take`."""
-        return [SignalReceived(signum) for signum in _drain(self._signal_r) if signum in self._old_handlers]
+        return [signum for signum in _drain(self._signal_r) if signum in self._old_handlers]
 
     def close(self) -> None:
         """Restore the signal handlers and close the pipes; :attr:`late_signals` keeps those that nothing has taken."""
@@ -107,7 +107,7 @@ class EventLoop:
 
     def _drain_signals(self) -> Iterable[object]:
         """Python writes every signal there that has a handler, also a handler that is not the loop's."""
-        return self.untaken_signals()
+        return map(SignalReceived, self.untaken_signals())
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:

@@ -63,7 +63,7 @@ def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
     if ending.rejoin and (
         late := supervisor.resources.loop.late_signals
     ):  # the row stays: it says that the node leaves
-        end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
+        end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0])
         return report.leave(newcomer.publish, end.code, end.why, None)
     return ending
 
