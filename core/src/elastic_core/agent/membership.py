@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from elastic_core.agent import report, rescue
 from elastic_core.agent.join_gate import Interruption, pass_gate, wait_for_starter
-from elastic_core.agent.probing import Door
+from elastic_core.agent.probing import CLEAR_INTERVAL_SECONDS, Door
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import Start, leave_signals, open_resources
@@ -171,8 +171,13 @@ class Newcomer:
             with suppress(Exception):
                 store.remove(info.node_id)  # else a round may include this node, and the others must find it lost
             raise
-        if self._door is not None:
-            resources.loop.watch(self._door, self._door.greet)
+        if (door := self._door) is not None:
+
+            def clear() -> None:
+                door.clear()
+                resources.loop.at(resources.node.now() + CLEAR_INTERVAL_SECONDS, clear)
+
+            clear()
         resources.announce(supervisor.describe, None if self._over_handler else store.connect)
         return supervisor
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import selectors
 import socket
 import time
@@ -34,7 +33,8 @@ from elastic_core.session.runtime import Runtime
 
 SPREAD_SECONDS_PER_MEMBER = 0.001  # over so long the probes are spread, since all members probe rank 0's host
 SPREAD_MAX_SECONDS = 0.5
-GREETED_AT_ONCE = 128  # connections that are accepted before the agent's loop does something else
+CLEAR_INTERVAL_SECONDS = 5.0  # each failure of a round brings a probe of each neighbour
+CLEARED_AT_ONCE = 128  # connections that are accepted before the agent's loop does something else
 PATIENCE = 2.0  # seconds that a connection may take; more than two packets lost on the way
 REPLACED_FACTOR = 5.0
 """A node may be replaced once it has had no contact for so many times ``lost_after``, and reaches no peer."""
@@ -54,68 +54,32 @@ Unreachable: TypeAlias = "Callable[[Sequence[ProbeTarget]], tuple[str, ...]]"
 
 
 class Door:
-    """The port that this agent's peers probe."""
+    """The port that this agent's peers probe, at ``address``.
+
+    Raises:
+        ElasticError: No port is free, or no descriptor is left.
+    """
 
     def __init__(self, address: str) -> None:
-        """Listen, for peers that reach this node at ``address``.
-
-        Raises:
-            ElasticError: No port is free, or no descriptor is left.
-        """
-        self.address = address
         self._held = HeldPort.take_at(address)
         self._held.listen()
         self._socket = socket.socket(fileno=self._held.fileno())
         self._socket.setblocking(False)
-        self._spare: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        """A descriptor that is closed for a moment if no other is free."""
+        self.address, self.port = address, self._held.port
 
-    @property
-    def port(self) -> int:
-        """The port on which it listens."""
-        return self._held.port
+    def clear(self) -> None:
+        """Close the connections of probes, which the kernel has accepted, so that its queue does not get full.
 
-    def fileno(self) -> int:
-        """Return the listening socket's descriptor."""
-        return self._held.fileno()
-
-    def greet(self) -> list[object]:
-        """Accept and close the connections of probes; return no events.
-
-        If no descriptor is free, a connection would stay in the queue, and would wake the loop for ever.
+        If no descriptor is free, they stay there. A loop that watched the port would then never sleep.
         """
         with contextlib.suppress(OSError):
-            for _ in range(GREETED_AT_ONCE):
-                try:
-                    self._socket.accept()[0].close()
-                except OSError as exc:
-                    if exc.errno not in (errno.EMFILE, errno.ENFILE):
-                        raise
-                    self._accept_with_spare()
-        return []
+            for _ in range(CLEARED_AT_ONCE):
+                self._socket.accept()[0].close()
 
     def close(self) -> None:
         """Close the port."""
         self._socket.detach()
         self._held.close()
-        self._give_up_spare()
-
-    def _accept_with_spare(self) -> None:
-        """Accept and close one connection with the spare descriptor.
-
-        Raises:
-            OSError: No connection waits any more, or another thread took the descriptor.
-        """
-        self._give_up_spare()
-        try:
-            self._socket.accept()[0].close()
-        finally:  # the kernel wants a descriptor before it finds that no connection waits
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _give_up_spare(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            os.close(spare)
 
 
 def neighbours(current: Round, node_id: str) -> tuple[str, ...]:
