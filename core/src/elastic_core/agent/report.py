@@ -303,17 +303,8 @@ def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str, 
         note = f", restart {before.counters.restarts} is given back"
     published = "" if own is None else f"rank {own.rank} on {own.host} {own.describe()}"
     told = own is not None and own.exit_code != 0 and not own.follows_peer and current.why == published
-    return round_event(current, restarts, note, cause(before, current), member=ledger.is_member(node_id), told=told)
-
-
-def round_event(
-    current: Round, restarts: int, note: str, cause: str | None, *, member: bool = True, told: bool = False
-) -> Event:
-    """Return the event of a new round; ``note`` says in words what became of the ``restarts``.
-
-    ``told``: whether this node has published the failure before, so that the message leaves it out.
-    """
-    nodes, workers = len(current.members), sum(member.local_world_size for member in current.members)
+    member = ledger.is_member(node_id)
+    nodes, workers = len(current.members), sum(each.local_world_size for each in current.members)
     out, why = "" if member else "; this node is not in it and waits", "" if told else f" ({current.why})"
     message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){note}{why}{out}"
     fields: dict[str, Field] = {
@@ -323,13 +314,13 @@ def round_event(
         "restarts": restarts,
         "why": current.why,
         "verdict": current.verdict,
-        "cause": cause,
+        "cause": _cause(before, current),
         "member": member,
     }
     return Event("round_started", message, fields=fields)
 
 
-def cause(before: Ledger, current: Round) -> str | None:
+def _cause(before: Ledger, current: Round) -> str | None:
     """Return a word for what led from the ledger ``before`` to the round after it; None for the first round."""
     if before.round is None:
         return None
