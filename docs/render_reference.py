@@ -118,8 +118,8 @@ WHEN = {
     "importing": "The workers have waited ten seconds for the imports of the fork server.",
     "workers_started": "The programs of all local workers run.",
     "restarted": "The programs of all local workers run again, `took_s` after the first sign of the failure; each "
-    "phase has its end. If `warm` is false, `why` is the reason for the fresh start. If it is true, `unlearned` counts the "
-    "modules that workers import by themselves.",
+    "phase has its end. If `warm` is false, `why` is the reason for the fresh start. If it is true, `unlearned` counts "
+    "the modules that workers import by themselves.",
     "initialized": "All local workers have reported their process group. Not published if a worker reports nothing.",
     "progress_pattern": "A pattern matches the workers' output and gives their steps. Published once per pattern.",
     "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",

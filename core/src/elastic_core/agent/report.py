@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
-from elastic_core.config.run import RunConfig, describe_limit
+from elastic_core.config.run import describe_limit
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, describe_exit
 from elastic_core.incidents import PEER_LOST, Failure, Incident, IncidentKind
@@ -81,12 +81,6 @@ def publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
 
 TOO_LATE = "the run has ended before this node had joined it"
 SPARE = "the job needed no more nodes"
-
-
-def joining(config: RunConfig, info: NodeInfo) -> Event:
-    """Make the event of a node that begins to join."""
-    message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
-    return Event("joining", message, fields={"node_id": info.node_id})
 
 
 def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
