@@ -104,13 +104,6 @@ class SimResources(Resources):
         """Set the dead-man's switch; no process of a warden is looked at."""
         self.warden.fence(seconds)
 
-    def explain_hang(self, *_: object) -> bool:
-        """Return False: no plugin explains hangs."""
-        return False
-
-    def tell_hang(self, _: object) -> None:
-        """Do nothing: no monitor follows hangs."""
-
 
 class SimAgent:
     """One incarnation, from its start to its end."""

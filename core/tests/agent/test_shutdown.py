@@ -42,7 +42,7 @@ class Node:
             signals=frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGURG}),
             loop=SimpleNamespace(
                 post=lambda call: call(),
-                at=lambda instant, call: self.timers.append((instant, call)),
+                later=lambda seconds, call: self.timers.append((seconds, call)),
             ),
         )
         self.departing: Departure = Departure(self, {"a"})

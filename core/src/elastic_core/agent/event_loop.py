@@ -71,6 +71,10 @@ class EventLoop:
         """Deliver ``event`` at ``instant`` of the monotonic clock. Only the loop's thread may call this."""
         heapq.heappush(self._timers, (instant, next(self._order), event))
 
+    def later(self, seconds: float, event: object) -> None:
+        """Deliver ``event`` after so many seconds, as :meth:`at`."""
+        self.at(self._now() + seconds, event)
+
     def take(self) -> list[object]:
         """Block until there are events, and return them."""
         events: list[object] = []

@@ -159,7 +159,7 @@ class Newcomer:
 
             def clear() -> None:
                 door.clear()
-                resources.loop.at(resources.node.now() + CLEAR_INTERVAL_SECONDS, clear)
+                resources.loop.later(CLEAR_INTERVAL_SECONDS, clear)
 
             clear()
         resources.announce(supervisor.describe, None if self._over_handler else store.connect)

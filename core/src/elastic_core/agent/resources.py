@@ -164,7 +164,7 @@ def open_resources(
     """Make the resources, and close them on exit. Main thread only.
 
     Args:
-        start: Its warden is closed before the output of its workers. Its slot keeps the locks of temporary directories.
+        start: Its warden is closed before the output of its workers.
         heard: The events of the warden so far.
 
     Raises:
@@ -200,14 +200,14 @@ def _open_directory(stack: ExitStack, start: Start, publish: Publish, run_uid: s
     directory, temporary = log_directory(config, run_uid)
     if temporary:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        stack.enter_context(marked(directory, slot.keep))
+        stack.enter_context(marked(directory, slot.name))
         warden.sweep(str(directory))
     elif config.log_dir is None:
         publish(Event("logs", f"logs are in {directory}"))
     with suppress(OSError):  # what cannot be written there is reported later
         make_directories(directory)
     if config.program.directory:
-        stack.enter_context(marked(Path(config.program.directory), slot.keep))
+        stack.enter_context(marked(Path(config.program.directory), slot.name))
         warden.sweep(config.program.directory)
     return directory, temporary
 

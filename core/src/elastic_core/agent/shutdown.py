@@ -144,8 +144,7 @@ class Departure:
         self._later(STORE_MAX_SECONDS, order)
 
     def _later(self, seconds: float, order: Depart) -> None:
-        resources = self.owner.resources
-        resources.loop.at(resources.node.now() + seconds, partial(self.depart, order))
+        self.owner.resources.loop.later(seconds, partial(self.depart, order))
 
     def _say(self, message: str) -> None:
         self.owner.resources.node.publish(Event("signal", message))

@@ -84,7 +84,7 @@ class StartDelay:
             message = f"the workers of round {self._round} wait for up to {WAIT_MAX_SECONDS:g} s: {self._why}"
             self._node.publish(Event("start_waits", message, Level.WARNING, {"round": self._round, "why": self._why}))
             self._loop.at(self._since + WAIT_MAX_SECONDS, self._look_again)
-        self._loop.at(self._node.now() + ASK_INTERVAL_SECONDS, partial(self._look_again, self._serial))
+        self._loop.later(ASK_INTERVAL_SECONDS, partial(self._look_again, self._serial))
 
     def _go(self) -> None:
         waited = round(self._waited(), 3)

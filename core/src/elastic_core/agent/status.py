@@ -35,7 +35,7 @@ from elastic_core.protocol.entries import Halt, HaltReason
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node import NodeState
-from elastic_core.protocol.node_events import EntriesRead, Work
+from elastic_core.protocol.node_events import EntriesRead, NodeEvent, Work
 from elastic_core.session.decision_log import DecisionLog, write
 from elastic_core.session.session import Session
 from elastic_core.threads import bounded
@@ -59,15 +59,14 @@ class Account:
         self._no_place: Event | None = None
         self.decisions, self.leader_decisions = DecisionLog(), DecisionLog()
 
-    def follow(self, before: NodeState, state: NodeState) -> None:
-        """Note what :meth:`describe` shows; no decision depends on it."""
+    def follow(self, before: NodeState, state: NodeState, event: NodeEvent) -> None:
+        """Note what :meth:`describe` shows, and publish what entries have brought; no decision depends on it."""
         halt = state.ledger.halt
         if (before.work, before.round, before.ledger.is_live) != (state.work, state.round, state.ledger.is_live):
             self._since = self._resources.node.now()
         self._incident = state.incident or (halt and halt.incident) or self._incident
-
-    def report(self, before: NodeState, state: NodeState, event: EntriesRead) -> None:
-        """Publish what entries have brought."""
+        if not isinstance(event, EntriesRead):
+            return
         for news in ledger_events(before.ledger, event.entries, event.now, state.info.node_id, before.incident):
             self._resources.node.publish(news)
         halts = [entry.body for entry in event.entries if isinstance(entry.body, Halt)]
@@ -210,8 +209,7 @@ def _node(seen: NodeView, now: float) -> str:
 
 def _failure(incident: Incident) -> str:
     who = "" if incident.rank is None else f"rank {incident.rank} on "
-    error = f": {incident.message}" if incident.message and incident.message != incident.cause() else ""
-    return f"round {incident.round}, {who}{incident.host}: {incident.cause()}{error}"
+    return f"round {incident.round}, {who}{incident.host}: {incident.describe()}"
 
 
 def _age(instant: float, now: float) -> str:

@@ -7,7 +7,6 @@ output of a dead worker, a core dump, the last checkpoint (``workers``, ``worker
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -160,7 +159,7 @@ class Supervisor:
                 if isinstance(event, AnswerFound):
                     if self._put_off is not None and event.answer.to == self._put_off.halt:
                         self._stop_now(self._put_off)
-                    self._later(ANSWER_KEPT_SECONDS, partial(self.step, AnswerRead(event.answer.to)))
+                    self.resources.loop.later(ANSWER_KEPT_SECONDS, partial(self.step, AnswerRead(event.answer.to)))
             case _ if isinstance(event, messages.StarterEvent):
                 self._publish(report.starter(event))
                 if isinstance(event, messages.StarterFailed):
@@ -197,7 +196,7 @@ class Supervisor:
         self.session.check_answers(self.resources.node.config.rdzv_endpoint)
         self._arm_fence()
         self._row.look_at_slots()
-        self._later(self.state.ledger.settings.timing.beat_interval, self._tick)
+        self.resources.loop.later(self.state.ledger.settings.timing.beat_interval, self._tick)
 
     def _describe_workers(self, number: int) -> None:
         """Have the row say how far the workers of a round are, for ``elastic status``, and look again later."""
@@ -210,7 +209,7 @@ class Supervisor:
     def _describe_later(self, current: Round) -> None:
         age, members = self.state.ledger.age(self.resources.node.now()), len(current.members)
         later = partial(self._describe_workers, current.number)
-        self._later(seconds_to_workers_row(age, members, self.state.info.node_id), later)
+        self.resources.loop.later(seconds_to_workers_row(age, members, self.state.info.node_id), later)
 
     def _arm_fence(self) -> None:
         """Have the warden stop the workers if this agent or the store is silent for too long (rule S4).
@@ -221,14 +220,11 @@ class Supervisor:
         seconds = self._isolation.fence_in(self.session.contact, self.state.ledger) if busy else None
         self.resources.fence(seconds)
 
-    def _later(self, seconds: float, call: Callable[[], None]) -> None:
-        self.resources.loop.at(self.resources.node.now() + seconds, call)
-
     def kill_workers(self) -> None:
         """End all workers at once; if the warden does not do it within its patience, kill the warden."""
         self.resources.warden.wake()
         self.resources.group.stop(0.0)
-        self._later(WARDEN_PATIENCE, self._kill_warden)
+        self.resources.loop.later(WARDEN_PATIENCE, self._kill_warden)
 
     def _kill_warden(self) -> None:
         if self.state.work is Work.STOPPING:
@@ -248,10 +244,9 @@ class Supervisor:
             return
         before = self.state
         self.state, effects = self._account.decisions.call(step, before, event)
-        self._account.follow(before, self.state)
+        self._account.follow(before, self.state, event)
         failed = failed_round(before, self.state)
         if isinstance(event, node_events.EntriesRead):
-            self._account.report(before, self.state, event)
             if self.state.ledger.round is not before.ledger.round:
                 self.resources.group.note_next_round()
             for body in (entry.body for entry in event.entries):
@@ -285,7 +280,6 @@ class Supervisor:
 
     def _start(self, current: Round, restart_count: int) -> None:
         self._arm_fence()
-        self._row.begin_round()
         try:
             self._stores.begin(current.offer)
         except (ElasticError, OSError) as exc:
@@ -303,7 +297,7 @@ class Supervisor:
                 self.step(self.resources.group.lose_store(current, None))
         except (ElasticError, OSError) as exc:
             self.step(self.resources.group.fail_start(current, exc))
-        self._later(SILENT_PROGRESS_SECONDS, partial(self._report_alive, current.number))
+        self.resources.loop.later(SILENT_PROGRESS_SECONDS, partial(self._report_alive, current.number))
         self._describe_later(current)
 
     def _report_alive(self, number: int) -> None:
@@ -319,7 +313,7 @@ class Supervisor:
         """Stop the workers; monitors are asked first, if a failed rank may have waited for one of these workers."""
         if stop.halt and self.resources.say_last(stop.halt):
             self._put_off = stop
-            self._later(LAST_WORDS_SECONDS, lambda: self._stop_now(self._put_off))
+            self.resources.loop.later(LAST_WORDS_SECONDS, lambda: self._stop_now(self._put_off))
         else:
             self._stop_now(stop)
 
