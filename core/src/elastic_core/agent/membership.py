@@ -162,7 +162,9 @@ class Newcomer:
                 resources.loop.later(CLEAR_INTERVAL_SECONDS, clear)
 
             clear()
-        resources.announce(supervisor.describe, None if self._over_handler else store.connect)
+        node, connect = resources.node, None if self._over_handler else store.connect
+        facts = (node.config, node.run_uid, node.info, None if node.temporary else node.directory)
+        start.plugins.run_starts(*facts, start.plugins.host_end.leave, node.publish, supervisor.describe, connect)
         return supervisor
 
     def _persist(self, call: Callable[[RendezvousBackend], T]) -> T:

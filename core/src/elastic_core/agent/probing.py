@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from elastic_core.config.parse import OnNodeLoss
@@ -176,11 +177,7 @@ class Isolation:
         def run(aims: list[ProbeTarget]) -> Probed:
             if (pause := spread(current, self._node_id)) > 0:
                 self._runtime.sleep(pause)
-            try:
-                failed = self._find(aims)
-            except OSError:  # no descriptor is left, or an address is invalid: other nodes may be reachable
-                failed = ()
-            return Probed(current.number, failed)
+            return Probed(current.number, self._failed(aims) or ())
 
         self._look_up(neighbours(current, self._node_id), begin)
 
@@ -208,19 +205,19 @@ class Isolation:
         if now >= self._probe_at:
             self._probe_at = now + timing.lost_after
             aims = targets(current, self._node_id, self._known)
-            self._runtime.ask(lambda: self._is_alone(aims), then=self._note, name="elastic-isolation")
+            self._runtime.ask(lambda: self._failed(aims), then=partial(self._note, aims), name="elastic-isolation")
         return self._alone
 
     def _learn(self, known: list[NodeInfo]) -> None:
         self._known = known
 
-    def _is_alone(self, aims: Sequence[ProbeTarget]) -> bool | None:
-        """Return True if no target is reached; None if no descriptor is left, and nothing is known."""
+    def _failed(self, aims: Sequence[ProbeTarget]) -> tuple[str, ...] | None:
+        """Return the nodes that are not reached; None if no descriptor is left, or an address is invalid."""
         try:
-            failed = self._find(aims)
+            return self._find(aims)
         except OSError:
             return None
-        return bool(aims) and {aim.node_id for aim in aims} <= {*failed}
 
-    def _note(self, alone: bool | None) -> None:
-        self._alone = self._alone if alone is None else alone
+    def _note(self, aims: Sequence[ProbeTarget], failed: tuple[str, ...] | None) -> None:
+        if failed is not None:
+            self._alone = bool(aims) and {aim.node_id for aim in aims} <= {*failed}

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
 
 from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, make_directories, marked
@@ -29,7 +28,6 @@ from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Grace, Leaving, Stop, WorkerFailed
 from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import Answer, NodeInfo, Slots
-from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.round_questions import RoundQuestions
 from elastic_core.session.arrival import FormerNode
 from elastic_core.threads import keep_a_starter
@@ -41,10 +39,6 @@ HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
 NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
 """Signals by which a scheduler says that it takes the node away. Workers get SIGTERM, on which scripts save."""
 WARDEN_SILENCE_SECONDS, WARDEN_LOOKS = 10.0, 4  # for which a warden may not run, at this many heartbeats at least
-
-
-ShowState: TypeAlias = "Callable[[Callable[[], str]], None]"
-"""Takes a function that describes the state, for SIGQUIT."""
 
 
 @dataclass(slots=True)
@@ -65,21 +59,16 @@ class WardenWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The parts of an agent that are there before it joins its job.
-
-    Attributes:
-        cpus: The CPUs of each local rank; () if workers are not bound.
-        former: The node that this agent was just before, in this run, or in one that it has replaced (S3).
-        show_state: Takes a function that describes the state; a newer one replaces it.
-    """
+    """The parts of an agent that are there before it joins its job."""
 
     config: RunConfig
     plugins: Plugins
     slot: Slot
     warden: Warden
-    cpus: tuple[frozenset[int], ...] = ()
-    former: FormerNode | None = None
-    show_state: ShowState = lambda _: None
+    cpus: tuple[frozenset[int], ...] = ()  # of each local rank; () if workers are not bound
+    former: FormerNode | None = None  # that this agent was before, in this run, or in one that it has replaced (S3)
+    show_state: Callable[[Callable[[], str]], None] = lambda _: None
+    """Takes a function that describes the state, for SIGQUIT; a newer one replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +83,6 @@ class Resources:
     look: Callable[[], Slots]  # returns which slots of this host are held (rule S8)
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
     warden_watch: WardenWatch = field(default_factory=WardenWatch)
-
-    def announce(self, describe: Callable[[], str], connect: Callable[[], RendezvousBackend] | None) -> None:
-        """Tell the observers that this node has joined its run; the arguments are those of the hook."""
-        node, leave = self.node, self.node.plugins.host_end.leave
-        log_dir = None if node.temporary else node.directory
-        node.plugins.run_starts(node.config, node.run_uid, node.info, log_dir, leave, node.publish, describe, connect)
 
     def fence(self, seconds: float | None) -> None:
         """Have the warden stop all workers in so many seconds, as of :meth:`Warden.fence`, and see that it runs."""
