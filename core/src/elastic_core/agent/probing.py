@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import selectors
 import socket
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +29,7 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, spread_fraction
 from elastic_core.session.contact import FENCE_SHARE, Contact
 from elastic_core.session.runtime import Runtime
+from elastic_core.threads import asked
 
 SPREAD_SECONDS_PER_MEMBER = 0.001  # over so long the probes are spread, since all members probe rank 0's host
 SPREAD_MAX_SECONDS = 0.5
@@ -100,34 +99,21 @@ def targets(current: Round, node_id: str, known: Iterable[NodeInfo]) -> list[Pro
 
 
 def unreachable(aims: Sequence[ProbeTarget], patience: float = PATIENCE) -> tuple[str, ...]:
-    """Return the nodes among the targets that cannot be reached within ``patience`` seconds; all are tried at once."""
-    failed: list[str] = []
-    deadline = time.monotonic() + patience
-    with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:
-        for aim in aims:
-            family = socket.AF_INET6 if ":" in aim.address else socket.AF_INET
-            probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-            number = probe.connect_ex((aim.address, aim.port))
-            if number == errno.EINPROGRESS:
-                waiting.register(probe, selectors.EVENT_WRITE, aim)
-            elif not _reached(number):
-                failed.append(aim.node_id)
-        late = False
-        while waiting.get_map() and not late:
-            late = time.monotonic() >= deadline  # and look once more, since this thread itself may have been late
-            for key, _ in waiting.select(max(0.0, deadline - time.monotonic())):
-                connected = key.fileobj
-                assert isinstance(connected, socket.socket)
-                if not _reached(connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
-                    failed.append(key.data.node_id)
-                waiting.unregister(connected)
-        failed += [key.data.node_id for key in waiting.get_map().values()]
-    return tuple(dict.fromkeys(failed))
+    """Return the nodes among the targets that cannot be reached within ``patience`` seconds; all are tried at once.
+
+    Raises:
+        OSError: No descriptor is left, or an address is invalid.
+    """
+    answers = [(aim.node_id, asked(partial(_is_reached, aim, patience), name="elastic-probe")) for aim in aims]
+    return tuple(dict.fromkeys(node_id for node_id, answer in answers if not answer.result()))
 
 
-def _reached(number: int) -> bool:
-    """Whether the outcome of a connection shows that packets come and go. A refusal shows it, too."""
-    return number in (0, errno.ECONNREFUSED)
+def _is_reached(aim: ProbeTarget, patience: float) -> bool:
+    """Whether packets to the target come and go. A refusal shows it, too."""
+    family = socket.AF_INET6 if ":" in aim.address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(patience)
+        return probe.connect_ex((aim.address, aim.port)) in (0, errno.ECONNREFUSED)
 
 
 def spread(current: Round, node_id: str) -> float:
