@@ -176,17 +176,16 @@ def leave(publish: Publish, exit_code: int, why: str, incident: Incident | None)
 def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     """Return the lines that describe a failure."""
     consequence = ", which follows from the loss of a peer" if incident.follows_peer else ""
-    lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}{consequence}"]
-    if incident.message and incident.message != incident.cause():
-        lines.append(f"  error   {incident.message}")
-    if incident.where:
-        lines.append(f"  where   {incident.where}")
-    if incident.others:
-        lines.append(f"  others  {incident.others}")
-    if hint := _hint(incident):
-        lines.append(f"  hint    {hint}")
-    if incident.log:
-        lines.append(f"  log     {incident.log} on {incident.host}")
+    facts = {
+        "who": _who(incident),
+        "what": f"{incident.cause()}{consequence}",
+        "error": "" if incident.message == incident.cause() else incident.message,
+        "where": incident.where,
+        "others": incident.others,
+        "hint": _hint(incident),
+        "log": incident.log and f"{incident.log} on {incident.host}",
+    }
+    lines = [f"Root cause ({known})", *(f"  {name:<7} {text}" for name, text in facts.items() if text)]
     if incident.detail:
         traceback = incident.exception and incident.exit_code is not None and incident.exit_code > 0
         lines.append("  its traceback:" if traceback else "  the last lines of its stderr:")
