@@ -103,10 +103,9 @@ WHEN = {
     "round_halted": "A round has ended, and its workers are stopped.",
     "importing": "The workers have waited ten seconds for the imports of the fork server.",
     "workers_started": "The programs of all local workers run.",
-    "recovered": "The programs of all local workers run again. Each field is the time from the first sign of the "
-    "failure to the end of one phase.",
-    "restarted": "The length of the interruption. If `warm` is false, `why` is the reason for the fresh start. If it "
-    "is true, `unlearned` counts the modules that workers import by themselves.",
+    "restarted": "The programs of all local workers run again, `took_s` after the first sign of the failure; each "
+    "phase has its end. If `warm` is false, `why` is the reason for the fresh start. If it is true, `unlearned` counts "
+    "the modules that workers import by themselves.",
     "initialized": "All local workers have reported their process group. Not published if a worker reports nothing.",
     "progress_pattern": "A pattern matches the workers' output and gives their steps. Published once per pattern.",
     "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",
@@ -177,8 +176,9 @@ LEVELS = {
 """Of events whose level is not literal."""
 FIELDS = {
     "time_to_save": "`round`, `had_s`, `took_s`, `step`, `saved_step`, `saved_s`, `in_memory`, `in_time`, `lost_steps`",
-    "recovered": "`round`, `detected_s`, `decided_s`, `stopped_s`, `running_s`",
-    "initialized": "`round`, `workers`, `took_s`; after an interruption also those of `recovered`, and `initialized_s`",
+    "restarted": "`round`, `took_s`, `warm`, `why`, `unlearned`, `detected_s`, `decided_s`, `stopped_s`, `running_s`",
+    "initialized": "`round`, `workers`, `took_s`; after an interruption also the four phases of `restarted`, and "
+    "`initialized_s`",
     "job_closed": "`success`, `exit_code`, `requeue`, `restarts`, `nodes_lost`, `run_s`, `interrupted_s`",
     "rescue_failed": "`step`, where it is known",
     "starter_ready": "`pid`, `took_s`",

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from elastic_core.agent.event_loop import HostEnds, SignalReceived
+from elastic_core.agent.event_loop import SignalReceived
 from elastic_core.agent.resources import Resources
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.agent.worker import Node
@@ -102,13 +102,6 @@ class SimResources(Resources):
     def fence(self, seconds: float | None) -> None:
         """Set the dead-man's switch; no process of a warden is looked at."""
         self.warden.fence(seconds)
-
-    def explain_hang(self, *_: object) -> bool:
-        """Return False: no plugin explains hangs."""
-        return False
-
-    def tell_hang(self, _: object) -> None:
-        """Do nothing: no monitor follows hangs."""
 
 
 class SimAgent:
@@ -274,6 +267,7 @@ class SimAgent:
             checks_again=bool(plan.check_seconds),
             sum_up_answers=partial(questions.sum_up, self),
             before_start=None,
+            host_end=self.lineage.host_end,
         )
         self.supervisor = Supervisor(
             cast("Any", SimResources(self, config, plugins, runtime)),
@@ -282,7 +276,6 @@ class SimAgent:
             found,
             cast("Any", stores),
         )
-        self.lineage.host_end.heard_by(lambda why, left, at: self.inbox.post(HostEnds(why, left, at)))
         try:
             ending = self.supervisor.run()
         finally:

@@ -34,6 +34,10 @@ class Inbox:
         wait = max(0.0, instant - clock.now()) / clock.rate + TICK
         self._hub.at(self._hub.now + wait, self._due, instant, event)
 
+    def later(self, seconds: float, event: object) -> None:
+        """Deliver an event after so many seconds of this host's clock."""
+        self.at(self._agent.process.clock.now() + seconds, event)
+
     def _due(self, instant: float, event: object) -> None:
         process = self._agent.process
         if process.dead:

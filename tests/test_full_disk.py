@@ -15,15 +15,16 @@ from full_disk import fill
 from stage import WARM, WORKERS, Stage
 
 from elastic_core.exit_codes import ExitCode
+from elastic_core.host.identity import boot_id, network_id
 
 TRAIN = WORKERS / "train_state.py"
 QUICK = {**WARM, "PET_PRELOAD": "torch,torch._dynamo,elastic_torch.disk,elastic_torch.state.train_state"}
 
-LEFT = """
+LEFT = f"""
 umask 077
 mount -t tmpfs -o size=1m small $TMPDIR
 mkdir $TMPDIR/elastic_left
-printf %s "$(cat /proc/sys/kernel/random/boot_id)" > $TMPDIR/elastic_left/.elastic-mark
+printf '{boot_id()} {network_id()}\\nelastic/free' > $TMPDIR/elastic_left/.elastic-mark
 cat /dev/zero > $TMPDIR/elastic_left/filler
 exec "$@"
 """

@@ -221,7 +221,7 @@ def test_a_signal_that_comes_before_the_end_and_is_not_taken_is_known_after_it(l
     inner = EventLoop([signal.SIGTERM])
     signal.raise_signal(signal.SIGTERM)
     inner.close()
-    assert inner.late_signals == [SignalReceived(signal.SIGTERM)]
+    assert inner.late_signals == [signal.SIGTERM]
     signal.raise_signal(signal.SIGUSR1)
     assert loop.take() == [SignalReceived(signal.SIGUSR1)]
 

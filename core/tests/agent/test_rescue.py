@@ -206,7 +206,7 @@ def test_the_work_is_told_to_stop_by_a_signal(node: Node) -> None:
         os.kill(os.getpid(), SIGNAL)
         return stop.wait(60)
 
-    left = EndingAgentMemory({}, "n", node.published.append, {SIGNAL}, node.resources.loop)
+    left = EndingAgentMemory({}, "n", node.published.append, node.resources.loop.untaken_signals)
     assert left.run(work, 60.0) == (True, "the agent received SIGUSR1")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -167,13 +167,13 @@ def test_monitors_of_the_round_before_answer_no_question(number: int, text: str)
     questions = RoundQuestions(lambda event: None)
     questions.finders["load"] = lambda value: "of round 3"
     group = SimpleNamespace(round=SimpleNamespace(number=3, questions=questions))
-    resources: Any = SimpleNamespace(group=group, loop=SimpleNamespace(post=posted.append))
-    resources.node = SimpleNamespace(publish=None)
-
-    def start(target: Callable[[], None], **_: object) -> SimpleNamespace:
-        return SimpleNamespace(start=target)
-
-    Resources.find_answer(resources, FindAnswer(7, "load", "1"), number, start)  # type: ignore[arg-type]
+    runtime = SimpleNamespace(ask=lambda find, then, name: then(find()))
+    node: Any = SimpleNamespace(publish=None, runtime=runtime)
+    loop: Any = SimpleNamespace(post=posted.append)
+    unused: Any = None
+    Resources(node, loop, frozenset(), unused, cast("Any", group), unused).find_answer(
+        FindAnswer(7, "load", "1"), number
+    )
     assert posted == [AnswerFound(Answer(7, text))]
 
 

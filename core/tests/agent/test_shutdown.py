@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from views import info, live, settings
 
-from elastic_core.agent.event_loop import Depart, HostEnds
 from elastic_core.agent.shutdown import STORE_MAX_SECONDS, Departure, settle_exit
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
@@ -32,7 +31,7 @@ class Node:
         ledger = live("ab", settings(plan_timeout=120.0))
         self.state = NodeState(row=NodeRow(info=info("a"), round=1), ledger=ledger, work=work)
         self.said: list[str] = []
-        self.timers: list[tuple[float, Depart]] = []
+        self.timers: list[tuple[float, Callable[[], None]]] = []
         self.asked: list[Callable[[bool], None]] = []
         self.killed = False
         self.now = 0.0
@@ -43,10 +42,9 @@ class Node:
             ),
             signals=frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGURG}),
             loop=SimpleNamespace(
-                post=lambda order: self.departing.depart(order),
-                at=lambda instant, order: self.timers.append((instant, order)),
+                post=lambda call: call(),
+                later=lambda seconds, call: self.timers.append((seconds, call)),
             ),
-            kill_workers=self.kill,
         )
         self.departing: Departure = Departure(self, {"a"})
 
@@ -54,7 +52,7 @@ class Node:
         assert event is not None
         self.state, _ = step(self.state, event)
 
-    def kill(self) -> None:
+    def kill_workers(self) -> None:
         self.killed = True
 
     def signal(self, signum: int = signal.SIGTERM, *, others_finished: bool = False) -> None:
@@ -65,8 +63,8 @@ class Node:
 
     def rings(self, seconds: float) -> None:
         """The timer that was set for so many seconds."""
-        (order,) = [order for after, order in self.timers if after == seconds]
-        self.departing.depart(order)
+        (call,) = [call for after, call in self.timers if after == seconds]
+        call()
 
     @property
     def grace(self) -> float | None:
@@ -236,7 +234,7 @@ def test_a_leaving_that_was_announced_can_only_come_sooner() -> None:
 def test_workers_stop_together_before_the_host_is_taken_away(
     node: Node, seconds: float, noticed_at: float, grace: float
 ) -> None:
-    node.departing.on_host_ends(HostEnds("AWS terminates it", seconds, noticed_at))
+    node.departing.on_host_ends("AWS terminates it", seconds, noticed_at)
     for answer in node.asked:
         answer(False)
     assert node.grace == grace
@@ -248,10 +246,10 @@ def test_a_host_that_ends_sooner_shortens_a_drain_and_one_that_ends_later_does_n
     node.departing.on_drain(DRAINED)
     node.asked.pop()(False)
     assert node.grace == 120.0
-    node.departing.on_host_ends(HostEnds("AWS terminates it", 10.0, 0.0))
+    node.departing.on_host_ends("AWS terminates it", 10.0, 0.0)
     node.asked.pop()(False)
     assert node.grace == 7.0
-    node.departing.on_host_ends(HostEnds("AWS terminates it", 100.0, 0.0))
+    node.departing.on_host_ends("AWS terminates it", 100.0, 0.0)
     node.asked.pop()(False)
     assert node.grace == 7.0
 
@@ -274,7 +272,7 @@ def test_a_signal_while_the_node_leaves_to_enter_again_ends_the_agent(
     ("order", "why"),
     [
         (lambda node: node.departing.on_drain(DRAINED), DRAINED),
-        (lambda node: node.departing.on_host_ends(HostEnds("AWS terminates it", 30.0, 0.0)), "AWS terminates it"),
+        (lambda node: node.departing.on_host_ends("AWS terminates it", 30.0, 0.0), "AWS terminates it"),
     ],
 )
 def test_a_drain_or_a_notice_while_the_node_leaves_for_its_checks_ends_the_agent(

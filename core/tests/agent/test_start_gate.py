@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.event_loop import EventLoop, StartAnswer, StartDue
+from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.start_gate import ANSWER_MAX_SECONDS, WAIT_MAX_SECONDS, StartDelay
 from elastic_core.events import Event
 from elastic_core.gates import StartGate
@@ -37,12 +37,12 @@ class Loop:
         )
         return StartDelay(node, self.loop)
 
-    def take(self, gate: StartDelay) -> list[object]:
-        """Wait for the next answers or timers, and give them to the gate."""
+    def take(self) -> list[object]:
+        """Wait for the next answers or timers, and call them."""
         taken = self.loop.take()
         for event in taken:
-            assert isinstance(event, StartAnswer | StartDue)
-            gate.receive(event)
+            assert callable(event)
+            event()
         return taken
 
     def names(self) -> list[str]:
@@ -75,13 +75,13 @@ def test_a_start_waits_for_an_answer_that_has_not_come_but_not_for_long(loop: Lo
     gate.start(1, lambda: loop.began.append(1))
     assert loop.began == []
     loop.time += ANSWER_MAX_SECONDS
-    loop.take(gate)
+    loop.take()
     assert (loop.began, loop.events) == ([1], [])
     gate.prepare(2)
     gate.start(2, lambda: loop.began.append(2))
     assert loop.began == [1, 2], "a restart waits for no answer"
     held.set()
-    loop.take(gate)
+    loop.take()
     assert (loop.began, loop.events) == ([1, 2], [])
 
 
@@ -96,7 +96,7 @@ def test_an_answer_that_comes_after_the_wanted_start_starts_the_workers(loop: Lo
     gate.prepare(1)
     gate.start(1, lambda: loop.began.append(1))
     held.set()
-    loop.take(gate)
+    loop.take()
     assert (loop.began, loop.events) == ([1], [])
 
 
@@ -104,13 +104,13 @@ def test_workers_wait_until_the_plugins_say_that_they_need_not(loop: Loop) -> No
     answers = ["pid 7 holds memory", "pid 7 holds memory", ""]
     gate = loop.gate(lambda number: answers.pop(0))
     gate.prepare(2)
-    loop.take(gate)
+    loop.take()
     gate.start(2, lambda: loop.began.append(2))
     while answers:
         assert loop.began == []
         loop.time += 1.0
-        loop.take(gate)  # the timer, which asks again
-        loop.take(gate)  # the answer
+        loop.take()  # the timer, which asks again
+        loop.take()  # the answer
     assert loop.began == [2]
     assert loop.names() == ["start_waits", "start_waited"]
     assert loop.events[0].fields == {"round": 2, "why": "pid 7 holds memory"}
@@ -128,14 +128,14 @@ def test_after_the_longest_wait_the_workers_start_and_the_reason_is_told(loop: L
 
     gate = loop.gate(ask)
     gate.prepare(2)
-    loop.take(gate)
+    loop.take()
     gate.start(2, lambda: loop.began.append(2))
     loop.time += 1.0
-    loop.take(gate)  # the timer, which asks again
+    loop.take()  # the timer, which asks again
     if not hangs:
-        loop.take(gate)
+        loop.take()
     loop.time += WAIT_MAX_SECONDS - 1.0
-    loop.take(gate)
+    loop.take()
     never.set()
     assert loop.began == [2]
     assert loop.names() == ["start_waits", "started_regardless"]
@@ -151,13 +151,13 @@ def test_plugins_are_told_for_how_long_the_workers_have_waited(loop: Loop) -> No
 
     gate = loop.gate_of(ask)
     gate.prepare(1)
-    loop.take(gate)
+    loop.take()
     loop.time += 60.0  # this node joins a job that runs
     gate.start(7, lambda: loop.began.append(7))
     for _ in range(2):
         loop.time += 1.0
-        loop.take(gate)  # the timer, which asks again
-        loop.take(gate)  # the answer
+        loop.take()  # the timer, which asks again
+        loop.take()  # the answer
     assert loop.began == [7]
     assert told == [StartGate(1, "run", 0.0), StartGate(7, "run", 1.0), StartGate(7, "run", 2.0)]
 
@@ -173,13 +173,13 @@ def test_a_restart_does_not_wait_for_an_answer(loop: Loop) -> None:
 
     gate = loop.gate(ask)
     gate.prepare(1)
-    loop.take(gate)
+    loop.take()
     gate.start(1, lambda: loop.began.append(1))
     gate.prepare(2)
     gate.start(2, lambda: loop.began.append(2))
     assert loop.began == [1, 2]
     held.set()
-    loop.take(gate)
+    loop.take()
     assert (loop.began, loop.events) == ([1, 2], [])
 
 
@@ -187,9 +187,9 @@ def test_a_round_that_ends_while_its_workers_wait_starts_none(loop: Loop) -> Non
     answers = ["pid 7 holds memory", ""]
     gate = loop.gate(lambda number: answers.pop(0))
     gate.prepare(2)
-    loop.take(gate)
+    loop.take()
     gate.start(2, lambda: loop.began.append(2))
     gate.prepare(3)
-    loop.take(gate)
+    loop.take()
     gate.start(3, lambda: loop.began.append(3))
     assert loop.began == [3]

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, ResourceError
 from elastic_core.events import Event
-from elastic_core.host.identity import boot_id
+from elastic_core.host.identity import boot_id, network_id
 from elastic_core.host.ports import HeldPort
 from elastic_core.monitors import LeftMemory
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
@@ -96,7 +97,7 @@ def test_the_directory_of_a_killed_agent_is_removed_before_the_join(
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     (left := tmp_path / "elastic_job").mkdir(mode=0o700)
-    (left / MARK).write_text(boot_id())
+    (left / MARK).write_text(f"{boot_id()} {network_id()}\nelastic/free")
     (left / MARK).chmod(0o600)
 
     def full(_: MemoryStore) -> LocalBackend:
@@ -173,8 +174,10 @@ def test_a_late_answer_to_a_question_does_not_end_the_wait_for_the_last_words_of
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting, stopped = Supervisor.__new__(Supervisor), list[Stop]()
+    resources: Any = SimpleNamespace(loop=SimpleNamespace(later=lambda *_: None))
+    waiting.resources = resources
     waiting._put_off = Stop("round 1 is halted", halt=7)
-    for name, action in {"step": lambda event: None, "_later": lambda *_: None, "_stop_now": stopped.append}.items():
+    for name, action in {"step": lambda event: None, "_stop_now": stopped.append}.items():
         monkeypatch.setattr(waiting, name, action)
     waiting._handle(AnswerFound(Answer(5, "null")))
     assert stopped == []

@@ -1,15 +1,13 @@
 """The directories of an agent: for the logs and error files of a run, and temporary ones.
 
 An agent removes its temporary directories at its end; if it was killed, its warden does. If both are killed, the next
-agent removes a directory whose *mark*, a file in it, is not locked (``flock``). The descriptor of the lock is in a
-message to the socket of the node's slot that is never received. So the lock is held as long as the slot is (rule S8):
-by the agent, its warden, its workers, and the processes that these have started.
+agent removes a directory whose *mark*, a file in it, names a slot that no process holds. A slot is held by the agent,
+its warden, its workers, and the processes that these have started (rule S8).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -19,12 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elastic_core.agent.slot import is_held
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ResourceError, UsageError
-from elastic_core.host.identity import boot_id
+from elastic_core.host.identity import boot_id, network_id
 
 PREFIX = "elastic_"  # of the names of temporary directories
-MARK = ".elastic-mark"  # the file that holds the boot's id; without a lock on it, its directory may be removed
+MARK = ".elastic-mark"  # the file that names the slot without which its directory may be removed
 ENTRIES_MAX = 10_000  # how many entries of the directory for temporary files are looked at
 REMOVED_MAX = 8  # how many directories one agent removes; the next agent removes more
 
@@ -85,32 +84,30 @@ def remove_round(directory: Path, *, temporary: bool) -> None:
 
 
 @contextmanager
-def marked(directory: Path, hold: Callable[[int], None]) -> Iterator[None]:
-    """Let the next agent remove this directory if all processes that hold the lock are killed.
+def marked(directory: Path, slot: str) -> Iterator[None]:
+    """Let the next agent remove this directory if all processes that hold the slot of this name are killed.
 
-    If the lock cannot be held, there is no mark, and no agent removes the directory.
+    If the mark cannot be written, no agent removes the directory.
 
     Args:
         directory: A new one, for this user alone.
-        hold: Keeps a descriptor open for as long as the node lives, as :meth:`Slot.keep`. Raises OSError if it cannot.
     """
-    made = False
     with contextlib.suppress(OSError):
-        _mark(directory, hold)
-        made = True
+        text = f"{_this_system()}\n{slot}"
+        (directory / MARK).touch(0o600, exist_ok=False)
+        (directory / MARK).write_text(text, encoding="utf-8")
     try:
         yield
     finally:
-        if made:
-            with contextlib.suppress(OSError):
-                os.unlink(directory / MARK)
+        with contextlib.suppress(OSError):
+            os.unlink(directory / MARK)
 
 
 def remove_abandoned(parent: Path | None = None) -> list[Path]:
-    """Remove a few marked directories whose lock is free, and return them.
+    """Remove a few marked directories whose slot is free, and return them.
 
     Only directories to which this user alone has access are looked into. No symbolic link is followed. If two agents do
-    this at once, the one that takes the lock removes the directory.
+    this at once, the one that removes the mark removes the directory.
 
     Args:
         parent: Where to look; None for the directory for temporary files.
@@ -136,40 +133,19 @@ def _temporary_directories() -> list[Path]:
     return [*dict.fromkeys(Path(os.fsdecode(place)) for place in (named, tempfile.tempdir or named))]
 
 
-def _mark(directory: Path, hold: Callable[[int], None]) -> None:
-    """Lock the mark before it has its name, so that no agent finds it without a lock."""
-    unnamed = directory / f"{MARK}.new"
-    fd = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(fd, _this_boot())
-        hold(fd)
-        os.rename(unnamed, directory / MARK)
-    except OSError:
-        os.unlink(unnamed)
-        raise
-    finally:
-        os.close(fd)
-
-
 def _remove_if_abandoned(path: str) -> bool:
-    """Remove one directory if only this user has access to it and its mark is not locked."""
+    """Remove one directory if only this user has access to it and no process holds the slot that its mark names."""
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
         stack.callback(os.close, directory)
-        if not _is_private(os.fstat(directory), stat.S_ISDIR):
-            return False
-        mark = os.open(MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        mark = os.open(MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
         stack.callback(os.close, mark)
-        if not _is_private(os.fstat(mark), stat.S_ISREG):
+        if not (_is_private(os.fstat(directory), stat.S_ISDIR) and _is_private(os.fstat(mark), stat.S_ISREG)):
             return False
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: a process lives
-        if os.read(mark, 64) != _this_boot():  # another host's, where they share the directory
+        system, _, slot = os.read(mark, 1000).decode(errors="replace").partition("\n")
+        if not slot or system != _this_system() or is_held(slot):
             return False
-        if not os.path.samestat(os.fstat(mark), os.stat(MARK, dir_fd=directory, follow_symlinks=False)):
-            return False  # another agent has just removed it
-        if not os.path.samestat(os.fstat(directory), os.lstat(path)):
-            return False
+        os.unlink(MARK, dir_fd=directory)  # FileNotFoundError: another agent has just done so
         shutil.rmtree(path, ignore_errors=True)  # follows no links, either
         return True
     return False
@@ -180,12 +156,12 @@ def _is_private(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
     return is_kind(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
 
 
-def _this_boot() -> bytes:
-    """Return the boot's id, since on most file systems only processes of the same kernel see a lock.
+def _this_system() -> str:
+    """Return an id of the boot and the network namespace, since only their processes see who holds a slot.
 
     Raises:
         OSError: The system has no id.
     """
-    if not (text := boot_id()):
+    if not (boot := boot_id()):
         raise OSError("the boot has no id")
-    return text.encode()
+    return f"{boot} {network_id()}"

@@ -1,5 +1,7 @@
 """The agent's event loop: events of all threads, processes, signals and timers arrive in one queue.
 
+An event is an object, or a function that the owner of the loop calls without arguments.
+
 :meth:`EventLoop.take` blocks in one ``select``, until the next timer at most, and does not poll.
 """
 
@@ -29,77 +31,6 @@ class SignalReceived:
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """One heartbeat interval has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopDue:
-    """The monitors that were asked before the workers are stopped have had long enough to answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartAnswer:
-    """The plugins have answered the question ``serial``: why the workers should wait, '' if they need not."""
-
-    serial: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class StartDue:
-    """A timer: ask the plugins again, or start the workers after ``WAIT_MAX_SECONDS``."""
-
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class DescribeWorkers:
-    """A timer: refresh the workers' progress in the node's row."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class AliveFor:
-    """``SILENT_PROGRESS_SECONDS`` have passed since the start of a round, which may still be running."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Depart:
-    """The node should leave: it received a signal, or ``elastic drain`` requested it."""
-
-    signum: int
-    finished: bool = False  # whether the workers of other nodes have all exited with 0 (rule L7)
-    final: bool = False  # whether the grace, in which workers here may finish or stop with all others, is over
-    why: str = ""  # why a drain was requested, or what a plugin has learned; '' for a signal
-    within: float | None = None  # seconds until this host is taken away, as a plugin has learned
-
-
-@dataclass(frozen=True, slots=True)
-class HostEnds:
-    """A plugin has learned that this host is taken away."""
-
-    why: str
-    seconds: float  # until then, at ``noticed_at``
-    noticed_at: float  # by the agent's monotonic clock
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """The warden should have killed all processes by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Crashed:
-    """A thread of the session, or of a policy, raised an unexpected exception."""
-
-    error: BaseException
-
-
 class EventLoop:
     """A queue of events, in the order in which they came.
 
@@ -108,7 +39,7 @@ class EventLoop:
 
     def __init__(self, signals: Iterable[int] = (), now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self.late_signals: list[SignalReceived] = []
+        self.late_signals: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, object]] = []  # instant, order, event
@@ -140,6 +71,10 @@ class EventLoop:
         """Deliver ``event`` at ``instant`` of the monotonic clock. Only the loop's thread may call this."""
         heapq.heappush(self._timers, (instant, next(self._order), event))
 
+    def later(self, seconds: float, event: object) -> None:
+        """Deliver ``event`` after so many seconds, as :meth:`at`."""
+        self.at(self._now() + seconds, event)
+
     def take(self) -> list[object]:
         """Block until there are events, and return them."""
         events: list[object] = []
@@ -152,9 +87,9 @@ class EventLoop:
                 events.append(heapq.heappop(self._timers)[-1])
         return events
 
-    def untaken_signals(self) -> list[SignalReceived]:
+    def untaken_signals(self) -> list[int]:
         """Remove and return the signals that arrived since the last call of this method or :meth:`take`."""
-        return [SignalReceived(signum) for signum in _drain(self._signal_r) if signum in self._old_handlers]
+        return [signum for signum in _drain(self._signal_r) if signum in self._old_handlers]
 
     def close(self) -> None:
         """Restore the signal handlers and close the pipes; :attr:`late_signals` keeps those that nothing has taken."""
@@ -176,7 +111,7 @@ class EventLoop:
 
     def _drain_signals(self) -> Iterable[object]:
         """Python writes every signal there that has a handler, also a handler that is not the loop's."""
-        return self.untaken_signals()
+        return map(SignalReceived, self.untaken_signals())
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:

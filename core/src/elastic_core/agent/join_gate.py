@@ -5,11 +5,9 @@ A signal, or the end of this host, interrupts them, and the node leaves before i
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import wait
@@ -26,12 +24,11 @@ from elastic_core.threads import asked
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
 
-STARTER_MAX_SECONDS = (
-    60.0  # for which a new node waits for its starter before it joins; a running job goes on meanwhile
-)
+STARTER_MAX_SECONDS = 60.0
+"""For so long a new node waits for its starter before it joins; a running job goes on meanwhile."""
 END_MAX_SECONDS = 5.0  # for which a check is awaited once the gate is closed: it may have processes to end
 SAME_REQUEST_SECONDS = 1.0  # in which one request to end arrives as several signals
-_WOKEN = 0  # what :meth:`Interruption.wake` writes into the pipe; Python writes the numbers of signals
+LOOK_SECONDS = 0.05  # a signal that another thread takes ends no wait of the main thread by itself
 
 
 def pass_gate(gate: JoinGate, interruption: Interruption) -> None:
@@ -50,24 +47,19 @@ def pass_gate(gate: JoinGate, interruption: Interruption) -> None:
 
 def _call(check: JoinCheck, gate: JoinGate, interruption: Interruption) -> None:
     """Call a check on another thread, and raise its error."""
-    reading, writing = os.pipe2(os.O_CLOEXEC)  # its end-of-file wakes this thread
     gate.start_clock()
     answer = asked(check.call, name=f"elastic-gate-{check.plugin}")
-    answer.add_done_callback(lambda _: os.close(writing))
-    try:
-        while not interruption.wait([reading], gate.seconds_left()):
-            if interruption.is_due():
-                gate.closed.set()
-                wait([answer], END_MAX_SECONDS)
-                return
-            if gate.seconds_left() <= 0:
-                raise UnhealthyNodeError(
-                    f"This node does not enter job {gate.config.rdzv_id!r}: the plugin {check.plugin!r} has not said "
-                    f"within {CHECK_MAX_SECONDS:g} s whether it may.",
-                    hint="Look for a file system or a service here that does not answer.",
-                )
-    finally:
-        os.close(reading)
+    while not wait([answer], min(LOOK_SECONDS, gate.seconds_left())).done:
+        if interruption.is_due():
+            gate.closed.set()
+            wait([answer], END_MAX_SECONDS)
+            return
+        if gate.seconds_left() <= 0:
+            raise UnhealthyNodeError(
+                f"This node does not enter job {gate.config.rdzv_id!r}: the plugin {check.plugin!r} has not said "
+                f"within {CHECK_MAX_SECONDS:g} s whether it may.",
+                hint="Look for a file system or a service here that does not answer.",
+            )
     if (problem := answer.exception()) is None:
         return
     if isinstance(problem, UnhealthyNodeError):
@@ -94,48 +86,30 @@ class Interruption:
 
     def __init__(self, signals: Iterable[int], host_end: HostEnd) -> None:
         self.end: Exit | None = None  # how the agent ends; None while nothing makes it leave
-        self._is_due = self._closed = False
+        self._is_due = False
         self._signalled_at: float | None = None
-        self._lock = threading.RLock()
-        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # Without this a signal that another thread takes would not end a ``select`` of the main thread.
-        self._old_wakeup = signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in signals}
         host_end.heard_by(lambda why, _seconds, _at: self._leave(signal.SIGTERM, why))
 
     def wake(self) -> None:
         """End all waits, for what the caller knows. Any thread may call this."""
-        with self._lock, contextlib.suppress(BlockingIOError):
-            if not self._closed:
-                os.write(self._wake_w, bytes([_WOKEN]))
+        self._is_due = True
 
     def is_due(self) -> bool:
         """Whether all waits are to end."""
-        with contextlib.suppress(BlockingIOError):
-            while part := os.read(self._wake_r, 4096):
-                self._is_due = self._is_due or not {_WOKEN, *self._old_handlers}.isdisjoint(part)
         return self._is_due
 
     def wait(self, others: Sequence[Any], seconds: float) -> list[Any]:
         """Return which of the others are readable, as soon as one is; none after the time, or at the interruption."""
-        deadline = time.monotonic() + seconds
-        while not self.is_due():
-            left = deadline - time.monotonic()
-            readable, _, _ = select.select([self._wake_r, *others], [], [], max(0.0, left))
-            found = [one for one in others if one in readable]
-            if found or left <= 0:
-                return found
-        return []
+        deadline, readable = time.monotonic() + seconds, list[Any]()
+        while not readable and not self._is_due and (left := deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select(others, [], [], min(left, LOOK_SECONDS))
+        return readable
 
     def close(self) -> None:
         """Restore the signal handlers; :attr:`end` stays."""
-        signal.set_wakeup_fd(self._old_wakeup)
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
-        with self._lock:
-            self._closed = True  # another file may soon have its number
-        os.close(self._wake_r)
-        os.close(self._wake_w)
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         now = time.monotonic()

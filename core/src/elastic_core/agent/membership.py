@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -12,16 +13,17 @@ from typing import TypeVar
 
 from elastic_core.agent import report, rescue
 from elastic_core.agent.join_gate import Interruption, pass_gate, wait_for_starter
-from elastic_core.agent.probing import Door
+from elastic_core.agent.probing import CLEAR_INTERVAL_SECONDS, Door
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import Start, leave_signals, open_resources
 from elastic_core.agent.shutdown import settle_exit
-from elastic_core.agent.status import Status
+from elastic_core.agent.status import describe_joining
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import signalled
+from elastic_core.gates import JoinedRun
 from elastic_core.host.addresses import advertised_address
 from elastic_core.host.ports import own_address
 from elastic_core.protocol.admission import describe_differences
@@ -49,86 +51,79 @@ def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
     """
     with ExitStack() as stack:
         newcomer = Newcomer(start, store, stack)
-        newcomer.greet()
-        with closing(newcomer):
-            for gate in (newcomer.pass_gates, newcomer.look_out, newcomer.join):
-                if (ending := gate()) is not None:
-                    return ending
-        supervisor = newcomer.supervise()
+        with ExitStack() as entrance:
+            joined = newcomer.pass_gates(entrance) or newcomer.join()
+        if isinstance(joined, Ending):
+            return joined
+        supervisor = newcomer.supervise(joined)
         start.show_state(supervisor.dump)
         ending = rescue.run(supervisor)
-    if ending.rejoin and (
-        late := supervisor.resources.loop.late_signals
-    ):  # the row stays: it says that the node leaves
-        end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0].signum)
+    late = supervisor.resources.loop.late_signals
+    if ending.rejoin and late:  # the row stays: it says that the node leaves
+        end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0])
         return report.leave(newcomer.publish, end.code, end.why, None)
     return ending
 
 
 class Newcomer:
-    """A node on its way into its job. Each gate returns how the agent ends if the node does not join, else None.
+    """A node on its way into its job. A step that returns an Ending is the last one: the node does not join.
 
     Args:
-        stack: Closes what outlives :meth:`close`.
+        stack: Closes what the node has opened, at its end.
     """
 
     def __init__(self, start: Start, store: RendezvousBackend, stack: ExitStack) -> None:
         config, plugins = start.config, start.plugins
-        start.show_state(Status.of(config).describe_joining)
+        start.show_state(partial(describe_joining, config, time.monotonic()))
         self._start, self._store, self._stack = start, store, stack
         options, single = plugins.rendezvous_options(), config.max_nodes == 1
         self._over_handler = options.handler
-        self._address = advertised_address(
-            config.rdzv_endpoint, options.endpoint, config.local_addr, single_node=single
-        )
-        self._door = None if single or options.handler else stack.enter_context(closing(Door(self._address)))
+        address = advertised_address(config.rdzv_endpoint, options.endpoint, config.local_addr, single_node=single)
+        self._door = None if single or options.handler else stack.enter_context(closing(Door(address)))
         applicant = applicant_for(config, plugins, start.slot, RUNTIME, self._door)
         self._applicant = replace(applicant, former=() if start.former is None else (start.former,))
         self.publish = partial(publish_as, plugins, applicant.info)
         self._arrival: Arrival | None = None
-        self._lookout: Lookout | None = None
         self._heard: list[WardenEvent] = []
-        self._stores: Stores | None = None
-        self._joined: Joined | None = None
-
-    def greet(self) -> None:
-        """Report that the node joins, and what an operator should know of its store and its address."""
-        self.publish(report.joining(self._start.config, self._applicant.info))
-        for warning in self._store.warnings:
+        self._stores = stack.enter_context(closing(_make_stores(start, store, address)))
+        message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {applicant.info}"
+        self.publish(Event("joining", message, fields={"node_id": applicant.info.node_id}))
+        for warning in store.warnings:
             self.publish(Event("store_warning", f"{warning.message} {warning.hint}".rstrip(), Level.WARNING))
-        if own_address(self._address) is None:
-            message = f"{self._address} is not an address of this host: {LISTENS_EVERYWHERE}"
+        if own_address(address) is None:
+            message = f"{address} is not an address of this host: {LISTENS_EVERYWHERE}"
             self.publish(Event("listens_everywhere", message))
 
-    def pass_gates(self) -> Ending | None:
+    def pass_gates(self, entrance: ExitStack) -> Ending | None:
         """Wait for the checks of the plugins, and for the starter where a round is live (rule L17).
+
+        Meanwhile a lookout may learn that the run ends, or that the node is drained; ``entrance`` closes it.
 
         Raises:
             UnhealthyNodeError: A check keeps this host out.
         """
-        start, config = self._start, self._start.config
+        start, config, lookout = self._start, self._start.config, None
         starter, again = start.warden.starter, start.former is not None
         patience = config.timing.join_timeout if self._over_handler else math.inf
         gate = start.plugins.join_gate(config, self.publish, patience)
         takes_time = not all(check.quick for check in gate.checks)
         if starter or again or takes_time:
             self._arrival = self._persist(lambda to: arrive(to, self._applicant, RUNTIME, again=again))
+        arrival = self._arrival
+        # A running job stops its round for a new node. Import first, so that it waits only for the switch.
+        imports = starter is not None and arrival is not None and arrival.round > 0
         with closing(Interruption(leave_signals(config), start.plugins.host_end)) as interruption:
-            # A running job stops its round for a new node. Import first, so that it waits only for the switch.
-            imports = starter is not None and self._arrival is not None and self._arrival.round > 0
-            if self._arrival is not None and (takes_time or imports):
-                self._lookout = Lookout(self._store, self._applicant, RUNTIME, self._arrival, tell=interruption.wake)
-                self._lookout.wait_until_entered(config.timing.beat_interval)
+            if arrival is not None and (takes_time or imports):
+                lookout = Lookout(self._store, self._applicant, RUNTIME, arrival, tell=interruption.wake)
+                entrance.callback(lookout.close)
+                lookout.wait_until_entered(config.timing.beat_interval)
             pass_gate(gate, interruption)
-            if starter and self._arrival is not None and self._arrival.round and not interruption.is_due():
-                self.publish(report.under_way(self._arrival, starter.imports))
+            if starter and arrival is not None and imports and not interruption.is_due():
+                self.publish(report.under_way(arrival, starter.imports))
                 self._heard = wait_for_starter(start.warden, interruption)
-        end = interruption.end
-        return None if end is None else report.leave(self.publish, end.code, end.why, None)
-
-    def look_out(self) -> Ending | None:
-        """Heed what the lookout has found: the run has ended meanwhile, or the node was drained."""
-        if (lookout := self._lookout) is None:
+        if (end := interruption.end) is not None:
+            return report.leave(self.publish, end.code, end.why, None)
+        if lookout is None:
             return None
         if (verdict := lookout.verdict()) is not None:
             return finish(self.publish, verdict, idle=report.TOO_LATE)
@@ -138,39 +133,46 @@ class Newcomer:
         self._applicant = replace(self._applicant, former=lookout.former)
         return None
 
-    def join(self) -> Ending | None:
+    def join(self) -> Joined | Ending:
         """Enter the roster, with a place for the workers' store."""
-        self._stores = self._stack.enter_context(closing(_make_stores(self._start, self._store, self._address)))
         self._applicant = replace(self._applicant, offer=self._stores.offer())
         joined = self._persist(lambda to: join(to, self._applicant, RUNTIME, self._arrival))
         if isinstance(joined, Closed):
             return finish(self.publish, joined, idle=report.TOO_LATE)
-        self._joined = joined
         for difference in describe_differences(joined.ledger.settings, self._applicant.settings):
             self.publish(Event("settings_differ", difference, Level.WARNING))
-        return None
+        return joined
 
-    def close(self) -> None:
-        """Take out the row that the roster has shown of the node before it joined."""
-        if self._lookout is not None:
-            self._lookout.close()
-
-    def supervise(self) -> Supervisor:
+    def supervise(self, joined: Joined) -> Supervisor:
         """Return the supervisor of the node that has joined."""
         start, store, info = self._start, self._store, self._applicant.info
-        assert self._joined is not None
-        assert self._stores is not None
         try:
-            run_uid = self._joined.ledger.head.run
+            run_uid = joined.ledger.head.run
             resources = self._stack.enter_context(open_resources(start, self.publish, info, run_uid, heard=self._heard))
-            supervisor = Supervisor(resources, store, self._applicant, self._joined, self._stores)
+            supervisor = Supervisor(resources, store, self._applicant, joined, self._stores)
         except BaseException:
             with suppress(Exception):
                 store.remove(info.node_id)  # else a round may include this node, and the others must find it lost
             raise
-        if self._door is not None:
-            resources.loop.watch(self._door, self._door.greet)
-        resources.announce(supervisor.describe, None if self._over_handler else store.connect)
+        if (door := self._door) is not None:
+
+            def clear() -> None:
+                door.clear()
+                resources.loop.later(CLEAR_INTERVAL_SECONDS, clear)
+
+            clear()
+        node, connect = resources.node, None if self._over_handler else store.connect
+        run = JoinedRun(
+            config=node.config,
+            run_uid=node.run_uid,
+            node=node.info,
+            log_dir=None if node.temporary else node.directory,
+            leave=start.plugins.host_end.leave,
+            publish=node.publish,
+            describe=supervisor.describe,
+            connect=connect,
+        )
+        start.plugins.run_starts(run)
         return supervisor
 
     def _persist(self, call: Callable[[RendezvousBackend], T]) -> T:

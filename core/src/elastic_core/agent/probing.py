@@ -14,12 +14,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
-import selectors
 import socket
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from elastic_core.config.parse import OnNodeLoss
@@ -31,10 +29,12 @@ from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, spread_fraction
 from elastic_core.session.contact import FENCE_SHARE, Contact
 from elastic_core.session.runtime import Runtime
+from elastic_core.threads import asked
 
 SPREAD_SECONDS_PER_MEMBER = 0.001  # over so long the probes are spread, since all members probe rank 0's host
 SPREAD_MAX_SECONDS = 0.5
-GREETED_AT_ONCE = 128  # connections that are accepted before the agent's loop does something else
+CLEAR_INTERVAL_SECONDS = 5.0  # each failure of a round brings a probe of each neighbour
+CLEARED_AT_ONCE = 128  # connections that are accepted before the agent's loop does something else
 PATIENCE = 2.0  # seconds that a connection may take; more than two packets lost on the way
 REPLACED_FACTOR = 5.0
 """A node may be replaced once it has had no contact for so many times ``lost_after``, and reaches no peer."""
@@ -54,68 +54,32 @@ Unreachable: TypeAlias = "Callable[[Sequence[ProbeTarget]], tuple[str, ...]]"
 
 
 class Door:
-    """The port that this agent's peers probe."""
+    """The port that this agent's peers probe, at ``address``.
+
+    Raises:
+        ElasticError: No port is free, or no descriptor is left.
+    """
 
     def __init__(self, address: str) -> None:
-        """Listen, for peers that reach this node at ``address``.
-
-        Raises:
-            ElasticError: No port is free, or no descriptor is left.
-        """
-        self.address = address
         self._held = HeldPort.take_at(address)
         self._held.listen()
         self._socket = socket.socket(fileno=self._held.fileno())
         self._socket.setblocking(False)
-        self._spare: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        """A descriptor that is closed for a moment if no other is free."""
+        self.address, self.port = address, self._held.port
 
-    @property
-    def port(self) -> int:
-        """The port on which it listens."""
-        return self._held.port
+    def clear(self) -> None:
+        """Close the connections of probes, which the kernel has accepted, so that its queue does not get full.
 
-    def fileno(self) -> int:
-        """Return the listening socket's descriptor."""
-        return self._held.fileno()
-
-    def greet(self) -> list[object]:
-        """Accept and close the connections of probes; return no events.
-
-        If no descriptor is free, a connection would stay in the queue, and would wake the loop for ever.
+        If no descriptor is free, they stay there. A loop that watched the port would then never sleep.
         """
         with contextlib.suppress(OSError):
-            for _ in range(GREETED_AT_ONCE):
-                try:
-                    self._socket.accept()[0].close()
-                except OSError as exc:
-                    if exc.errno not in (errno.EMFILE, errno.ENFILE):
-                        raise
-                    self._accept_with_spare()
-        return []
+            for _ in range(CLEARED_AT_ONCE):
+                self._socket.accept()[0].close()
 
     def close(self) -> None:
         """Close the port."""
         self._socket.detach()
         self._held.close()
-        self._give_up_spare()
-
-    def _accept_with_spare(self) -> None:
-        """Accept and close one connection with the spare descriptor.
-
-        Raises:
-            OSError: No connection waits any more, or another thread took the descriptor.
-        """
-        self._give_up_spare()
-        try:
-            self._socket.accept()[0].close()
-        finally:  # the kernel wants a descriptor before it finds that no connection waits
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _give_up_spare(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            os.close(spare)
 
 
 def neighbours(current: Round, node_id: str) -> tuple[str, ...]:
@@ -135,34 +99,21 @@ def targets(current: Round, node_id: str, known: Iterable[NodeInfo]) -> list[Pro
 
 
 def unreachable(aims: Sequence[ProbeTarget], patience: float = PATIENCE) -> tuple[str, ...]:
-    """Return the nodes among the targets that cannot be reached within ``patience`` seconds; all are tried at once."""
-    failed: list[str] = []
-    deadline = time.monotonic() + patience
-    with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:
-        for aim in aims:
-            family = socket.AF_INET6 if ":" in aim.address else socket.AF_INET
-            probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-            number = probe.connect_ex((aim.address, aim.port))
-            if number == errno.EINPROGRESS:
-                waiting.register(probe, selectors.EVENT_WRITE, aim)
-            elif not _reached(number):
-                failed.append(aim.node_id)
-        late = False
-        while waiting.get_map() and not late:
-            late = time.monotonic() >= deadline  # and look once more, since this thread itself may have been late
-            for key, _ in waiting.select(max(0.0, deadline - time.monotonic())):
-                connected = key.fileobj
-                assert isinstance(connected, socket.socket)
-                if not _reached(connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
-                    failed.append(key.data.node_id)
-                waiting.unregister(connected)
-        failed += [key.data.node_id for key in waiting.get_map().values()]
-    return tuple(dict.fromkeys(failed))
+    """Return the nodes among the targets that cannot be reached within ``patience`` seconds; all are tried at once.
+
+    Raises:
+        OSError: No descriptor is left, or an address is invalid.
+    """
+    answers = [(aim.node_id, asked(partial(_is_reached, aim, patience), name="elastic-probe")) for aim in aims]
+    return tuple(dict.fromkeys(node_id for node_id, answer in answers if not answer.result()))
 
 
-def _reached(number: int) -> bool:
-    """Whether the outcome of a connection shows that packets come and go. A refusal shows it, too."""
-    return number in (0, errno.ECONNREFUSED)
+def _is_reached(aim: ProbeTarget, patience: float) -> bool:
+    """Whether packets to the target come and go. A refusal shows it, too."""
+    family = socket.AF_INET6 if ":" in aim.address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(patience)
+        return probe.connect_ex((aim.address, aim.port)) in (0, errno.ECONNREFUSED)
 
 
 def spread(current: Round, node_id: str) -> float:
@@ -212,11 +163,7 @@ class Isolation:
         def run(aims: list[ProbeTarget]) -> Probed:
             if (pause := spread(current, self._node_id)) > 0:
                 self._runtime.sleep(pause)
-            try:
-                failed = self._find(aims)
-            except OSError:  # no descriptor is left, or an address is invalid: other nodes may be reachable
-                failed = ()
-            return Probed(current.number, failed)
+            return Probed(current.number, self._failed(aims) or ())
 
         self._look_up(neighbours(current, self._node_id), begin)
 
@@ -244,19 +191,19 @@ class Isolation:
         if now >= self._probe_at:
             self._probe_at = now + timing.lost_after
             aims = targets(current, self._node_id, self._known)
-            self._runtime.ask(lambda: self._is_alone(aims), then=self._note, name="elastic-isolation")
+            self._runtime.ask(lambda: self._failed(aims), then=partial(self._note, aims), name="elastic-isolation")
         return self._alone
 
     def _learn(self, known: list[NodeInfo]) -> None:
         self._known = known
 
-    def _is_alone(self, aims: Sequence[ProbeTarget]) -> bool | None:
-        """Return True if no target is reached; None if no descriptor is left, and nothing is known."""
+    def _failed(self, aims: Sequence[ProbeTarget]) -> tuple[str, ...] | None:
+        """Return the nodes that are not reached; None if no descriptor is left, or an address is invalid."""
         try:
-            failed = self._find(aims)
+            return self._find(aims)
         except OSError:
             return None
-        return bool(aims) and {aim.node_id for aim in aims} <= {*failed}
 
-    def _note(self, alone: bool | None) -> None:
-        self._alone = self._alone if alone is None else alone
+    def _note(self, aims: Sequence[ProbeTarget], failed: tuple[str, ...] | None) -> None:
+        if failed is not None:
+            self._alone = bool(aims) and {aim.node_id for aim in aims} <= {*failed}

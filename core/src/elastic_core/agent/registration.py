@@ -115,11 +115,13 @@ class OwnRow:
 
     def __init__(self, row: NodeRow, slots: Slots, resources: Resources, session: Session) -> None:
         self._row, self._slots, self._resources, self._session = row, slots, resources, session
-        self._workers: LocalWorkers | None = None  # the part for ``elastic status``
+        self._workers: LocalWorkers | None = None  # of its round, for ``elastic status``
 
     def follow(self, state: NodeState) -> None:
         """Publish the row if it has changed."""
         if (row := row_of(state)) != self._row:
+            if row.round != self._row.round:
+                self._workers = None
             self._row = row
             self._publish()
 
@@ -128,10 +130,6 @@ class OwnRow:
         before, self._slots = self._slots, self._resources.look()
         if not set(before.held) <= set(self._slots.held):  # other changes go with the next amendment
             self._publish()
-
-    def begin_round(self) -> None:
-        """Tell nothing of the workers of the last round any more."""
-        self._workers = None
 
     def describe_workers(self) -> None:
         """Publish how far the workers are, for ``elastic status``, if they have moved."""

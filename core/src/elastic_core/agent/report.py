@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
-from elastic_core.config.run import RunConfig, describe_limit
+from elastic_core.config.run import describe_limit
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, describe_exit
 from elastic_core.incidents import PEER_LOST, Failure, Incident, IncidentKind
@@ -81,12 +81,6 @@ def publish_as(plugins: Plugins, info: NodeInfo, event: Event) -> None:
 
 TOO_LATE = "the run has ended before this node had joined it"
 SPARE = "the job needed no more nodes"
-
-
-def joining(config: RunConfig, info: NodeInfo) -> Event:
-    """Make the event of a node that begins to join."""
-    message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {info}"
-    return Event("joining", message, fields={"node_id": info.node_id})
 
 
 def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
@@ -182,17 +176,16 @@ def leave(publish: Publish, exit_code: int, why: str, incident: Incident | None)
 def root_cause(incident: Incident, known: str = FIRST_OF_ALL) -> list[str]:
     """Return the lines that describe a failure."""
     consequence = ", which follows from the loss of a peer" if incident.follows_peer else ""
-    lines = [f"Root cause ({known})", f"  who     {_who(incident)}", f"  what    {incident.cause()}{consequence}"]
-    if incident.message and incident.message != incident.cause():
-        lines.append(f"  error   {incident.message}")
-    if incident.where:
-        lines.append(f"  where   {incident.where}")
-    if incident.others:
-        lines.append(f"  others  {incident.others}")
-    if hint := _hint(incident):
-        lines.append(f"  hint    {hint}")
-    if incident.log:
-        lines.append(f"  log     {incident.log} on {incident.host}")
+    facts = {
+        "who": _who(incident),
+        "what": f"{incident.cause()}{consequence}",
+        "error": "" if incident.message == incident.cause() else incident.message,
+        "where": incident.where,
+        "others": incident.others,
+        "hint": _hint(incident),
+        "log": incident.log and f"{incident.log} on {incident.host}",
+    }
+    lines = [f"Root cause ({known})", *(f"  {name:<7} {text}" for name, text in facts.items() if text)]
     if incident.detail:
         traceback = incident.exception and incident.exit_code is not None and incident.exit_code > 0
         lines.append("  its traceback:" if traceback else "  the last lines of its stderr:")
@@ -303,17 +296,8 @@ def round_started(before: Ledger, ledger: Ledger, current: Round, node_id: str, 
         note = f", restart {before.counters.restarts} is given back"
     published = "" if own is None else f"rank {own.rank} on {own.host} {own.describe()}"
     told = own is not None and own.exit_code != 0 and not own.follows_peer and current.why == published
-    return round_event(current, restarts, note, cause(before, current), member=ledger.is_member(node_id), told=told)
-
-
-def round_event(
-    current: Round, restarts: int, note: str, cause: str | None, *, member: bool = True, told: bool = False
-) -> Event:
-    """Return the event of a new round; ``note`` says in words what became of the ``restarts``.
-
-    ``told``: whether this node has published the failure before, so that the message leaves it out.
-    """
-    nodes, workers = len(current.members), sum(member.local_world_size for member in current.members)
+    member = ledger.is_member(node_id)
+    nodes, workers = len(current.members), sum(each.local_world_size for each in current.members)
     out, why = "" if member else "; this node is not in it and waits", "" if told else f" ({current.why})"
     message = f"round {current.number}: {workers} worker(s) on {nodes} node(s){note}{why}{out}"
     fields: dict[str, Field] = {
@@ -323,13 +307,13 @@ def round_event(
         "restarts": restarts,
         "why": current.why,
         "verdict": current.verdict,
-        "cause": cause,
+        "cause": _cause(before, current),
         "member": member,
     }
     return Event("round_started", message, fields=fields)
 
 
-def cause(before: Ledger, current: Round) -> str | None:
+def _cause(before: Ledger, current: Round) -> str | None:
     """Return a word for what led from the ledger ``before`` to the round after it; None for the first round."""
     if before.round is None:
         return None

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from elastic_core.agent.event_loop import EventLoop, SignalReceived
 from elastic_core.agent.join_gate import repeats_request
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Resources
@@ -28,53 +28,43 @@ from elastic_core.threads import asked
 
 _T = TypeVar("_T")
 ABORT_SECONDS = 5.0  # for the work to return, once it was told to stop
-_OVERDUE = object()  # an event: the work has taken too long
+LOOK_SECONDS = 0.05  # between two looks for signals
 NOT_WRITTEN = "no plugin of this agent writes it to disk. Install the library with which the script keeps its state"
 
 
 @dataclass(frozen=True)
 class EndingAgentMemory(LeftMemory):
-    """The memory files of an agent that ends. Use it in the main thread: it installs signal handlers.
+    """The memory files of an agent that ends.
 
     Attributes:
-        signals: The signals that end the writing.
-        agent_loop: It may have received a signal that the agent has not taken.
+        signals: Returns the signals that the agent has received since the last call.
         signalled_at: When the agent received its first signal, by the monotonic clock; the same request may repeat it.
     """
 
-    signals: Iterable[int] = ()
-    agent_loop: EventLoop | None = field(default=None, repr=False)
+    signals: Callable[[], list[int]] = field(default=list, repr=False)
     signalled_at: float | None = None
 
-    def _ends(self, event: object) -> bool:
-        """Return True for a signal that does not repeat the first one."""
+    def _received(self) -> str:
+        """Return which signal has come that does not repeat the first one; '' for none."""
         since = math.inf if self.signalled_at is None else time.monotonic() - self.signalled_at
-        return isinstance(event, SignalReceived) and not repeats_request(event.signum, since)
+        ends = [signum for signum in self.signals() if not repeats_request(signum, since)]
+        return f"the agent received {signal_name(ends[0])}" if ends else ""
 
     def run(self, work: Callable[[threading.Event], _T], patience: float) -> tuple[_T, str]:
         """Run the work on a thread, and tell it to stop after a signal or ``patience`` seconds."""
-        stop = threading.Event()
-        with closing(EventLoop(self.signals)) as loop:  # a new one: the defect that ended the agent may be in its loop
-            untaken = [] if self.agent_loop is None else self.agent_loop.untaken_signals()
-            early = [*filter(self._ends, untaken)]
-            why = "" if not early else f"the agent received {signal_name(early[0].signum)}"
-            if early:
+        stop, why, until = threading.Event(), self._received(), time.monotonic() + patience
+        if why:
+            stop.set()
+            until = time.monotonic() + ABORT_SECONDS
+        outcome = asked(partial(work, stop), name="elastic-rescue")
+        while not wait([outcome], LOOK_SECONDS).done:
+            overdue = time.monotonic() >= until
+            if overdue and why:
+                raise TimeoutError(f"{why}, and the disk does not answer")
+            found = f"writing has taken {patience:.0f} s" if overdue else self._received()
+            if found and not why:
+                why, until = found, time.monotonic() + ABORT_SECONDS
                 stop.set()
-            outcome = asked(partial(work, stop), name="elastic-rescue")
-            outcome.add_done_callback(loop.post)  # wakes the loop
-            loop.at(time.monotonic() + (ABORT_SECONDS if early else patience), _OVERDUE)
-            while not outcome.done():
-                for event in loop.take():
-                    if event is _OVERDUE and why:
-                        raise TimeoutError(f"{why}, and the disk does not answer")
-                    if event is _OVERDUE:
-                        why = f"writing has taken {patience:.0f} s"
-                    elif isinstance(event, SignalReceived) and self._ends(event) and not why:
-                        why = f"the agent received {signal_name(event.signum)}"
-                    else:
-                        continue
-                    stop.set()
-                    loop.at(time.monotonic() + ABORT_SECONDS, _OVERDUE)
         return outcome.result(), why
 
 
@@ -125,7 +115,7 @@ def is_needed(
 
 def _rescue(resources: Resources, signalled_at: float | None) -> None:
     of_node = (resources.group.reports.fd_store.held, str(resources.node.info), resources.node.publish)
-    left = EndingAgentMemory(*of_node, resources.signals, resources.loop, signalled_at)
+    left = EndingAgentMemory(*of_node, resources.loop.untaken_signals, signalled_at)
     plugins = resources.node.plugins.implementations("elastic_rescue")
     if not plugins:
         _publish_lost(resources, NOT_WRITTEN)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
 
 from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, make_directories, marked
-from elastic_core.agent.event_loop import EventLoop, HostEnds, Overdue
+from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.output import Output, Routes
 from elastic_core.agent.report import Publish, warden_silent
 from elastic_core.agent.slot import Slot
@@ -24,14 +22,12 @@ from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.gates import JoinedRun
 from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Leaving, Stop, WorkerFailed
 from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import Answer, NodeInfo, Slots
-from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.round_questions import RoundQuestions
 from elastic_core.session.join import FormerNode
 from elastic_core.threads import keep_a_starter
@@ -43,11 +39,6 @@ HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
 NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
 """Signals by which a scheduler says that it takes the node away. Workers get SIGTERM, on which scripts save."""
 WARDEN_SILENCE_SECONDS, WARDEN_LOOKS = 10.0, 4  # for which a warden may not run, at this many heartbeats at least
-WARDEN_PATIENCE = 5.0  # seconds that the warden gets to kill all processes after the second signal
-
-
-ShowState: TypeAlias = "Callable[[Callable[[], str]], None]"
-"""Takes a function that describes the state, for SIGQUIT."""
 
 
 @dataclass(slots=True)
@@ -68,21 +59,16 @@ class WardenWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The parts of an agent that are there before it joins its job.
-
-    Attributes:
-        cpus: The CPUs of each local rank; () if workers are not bound.
-        former: The node that this agent was just before, in this run, or in one that it has replaced (S3).
-        show_state: Takes a function that describes the state; a newer one replaces it.
-    """
+    """The parts of an agent that are there before it joins its job."""
 
     config: RunConfig
     plugins: Plugins
     slot: Slot
     warden: Warden
-    cpus: tuple[frozenset[int], ...] = ()
-    former: FormerNode | None = None
-    show_state: ShowState = lambda _: None
+    cpus: tuple[frozenset[int], ...] = ()  # of each local rank; () if workers are not bound
+    former: FormerNode | None = None  # that this agent was before, in this run, or in one that it has replaced (S3)
+    show_state: Callable[[Callable[[], str]], None] = lambda _: None
+    """Takes a function that describes the state, for SIGQUIT; a newer one replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,51 +84,31 @@ class Resources:
     unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
     warden_watch: WardenWatch = field(default_factory=WardenWatch)
 
-    def announce(self, describe: Callable[[], str], connect: Callable[[], RendezvousBackend] | None) -> None:
-        """Tell the observers that this node has joined its run."""
-        node = self.node
-        run = JoinedRun(
-            config=node.config,
-            run_uid=node.run_uid,
-            node=node.info,
-            log_dir=None if node.temporary else node.directory,
-            leave=node.plugins.host_end.leave,
-            publish=node.publish,
-            describe=describe,
-            connect=connect,
-        )
-        node.plugins.run_starts(run)
-
     def fence(self, seconds: float | None) -> None:
         """Have the warden stop all workers in so many seconds, as of :meth:`Warden.fence`, and see that it runs."""
         self.warden.fence(seconds)
         if silence := self.warden_watch.look(run_nanoseconds(self.warden.pid), self.node.now()):
             self.node.publish(warden_silent(self.warden.pid, silence))
 
-    def find_answer(self, asked: FindAnswer, number: int, start: Callable[..., threading.Thread]) -> None:
+    def find_answer(self, asked: FindAnswer, number: int) -> None:
         """Have a monitor answer a question to round ``number``, on another thread, which posts an AnswerFound.
 
         While the workers of that round have yet to start, the monitors are those of the round before: none answers.
         """
         current = self.group.round
         questions = current.questions if current.number == number else RoundQuestions(self.node.publish)
+        self._ask(asked.index, lambda: questions.find(asked.name, decode(asked.value)))
 
-        def run() -> None:
-            self.loop.post(AnswerFound(Answer(asked.index, questions.find(asked.name, decode(asked.value)))))
-
-        start(target=run, name="elastic-answer", daemon=True).start()
-
-    def say_last(self, halt: int, start: Callable[..., threading.Thread]) -> bool:
+    def say_last(self, halt: int) -> bool:
         """Have monitors say what a failed rank may have waited for, as :meth:`find_answer`; False for none to ask."""
         questions = self.group.round.questions
         if not questions.last_words or not any(worker.is_running for worker in self.group.workers):
             return False
-
-        def run() -> None:
-            self.loop.post(AnswerFound(Answer(halt, questions.say_last())))
-
-        start(target=run, name="elastic-last-words", daemon=True).start()
+        self._ask(halt, questions.say_last)
         return True
+
+    def _ask(self, index: int, find: Callable[[], str]) -> None:
+        self.node.runtime.ask(lambda: AnswerFound(Answer(index, find())), then=self.loop.post, name="elastic-answer")
 
     def stop_workers(self, stop: Stop, received: int | None, failure: Incident | None) -> WorkerFailed | None:
         """Stop the workers of a round; return the one that exited early, if that explains the round's ``failure``.
@@ -165,12 +131,6 @@ class Resources:
         for event in self.warden.finish(min(HELPERS_MAX_SECONDS, self.node.config.shutdown_timeout)):
             self.group.handle(event)  # it names what was killed
 
-    def kill_workers(self) -> None:
-        """End all workers at once; if the warden does not do it within its patience, an Overdue comes."""
-        self.warden.wake()
-        self.group.stop(0.0)
-        self.loop.at(self.node.now() + WARDEN_PATIENCE, Overdue())
-
     def handle_warden_death(self, reason: str) -> Leaving:
         """Give up the workers of a dead warden. Without a warden the node cannot keep its promises, so it leaves."""
         message = f"the process that guards the workers is gone ({reason}), and the workers with it"
@@ -187,7 +147,7 @@ def open_resources(
     """Make the resources, and close them on exit. Main thread only.
 
     Args:
-        start: Its warden is closed before the output of its workers. Its slot keeps the locks of temporary directories.
+        start: Its warden is closed before the output of its workers.
         heard: The events of the warden so far.
 
     Raises:
@@ -207,7 +167,6 @@ def open_resources(
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
 
-        plugins.host_end.heard_by(lambda why, seconds, at: loop.post(HostEnds(why, seconds, at)))
         reports = Reports(loop.at)
         stack.callback(reports.close)
         loop.watch(reports, reports.receive)
@@ -224,14 +183,14 @@ def _open_directory(stack: ExitStack, start: Start, publish: Publish, run_uid: s
     directory, temporary = log_directory(config, run_uid)
     if temporary:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        stack.enter_context(marked(directory, slot.keep))
+        stack.enter_context(marked(directory, slot.name))
         warden.sweep(str(directory))
     elif config.log_dir is None:
         publish(Event("logs", f"logs are in {directory}"))
     with suppress(OSError):  # what cannot be written there is reported later
         make_directories(directory)
     if config.program.directory:
-        stack.enter_context(marked(Path(config.program.directory), slot.keep))
+        stack.enter_context(marked(Path(config.program.directory), slot.name))
         warden.sweep(config.program.directory)
     return directory, temporary
 

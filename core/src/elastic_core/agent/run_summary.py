@@ -29,35 +29,21 @@ LEAST_FOR_SHARE = 60.0  # seconds of a run from which on its last line has a per
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """The counters of a run, as this node knows them.
+    """The counters of a run, as this node knows them."""
 
-    Attributes:
-        job: The job's id.
-        run: The run's own id.
-        node: The name of this node.
-        rounds: How many rounds began.
-        restarts: Restarts spent.
-        max_restarts: Of how many; None for no limit.
-        nodes_lost: How often nodes were lost.
-        seconds: Since the run was opened.
-        interrupted_seconds: Of these, how long the workers of this node did not run between two rounds.
-        failures: The newest failures that spent a restart, oldest first.
-        logs: Where the logs are; None where none are kept.
-        stop_facts: What monitors have found out after the last planned stop, by name.
-    """
-
-    job: str
-    run: str
-    node: str
+    job: str  # the job's id
+    run: str  # the run's own id
+    node: str  # the name of this node
     rounds: int
     restarts: int
     max_restarts: int | None
-    nodes_lost: int
-    seconds: float
-    interrupted_seconds: float
-    failures: Sequence[Failure] = ()
-    logs: Path | None = None
+    nodes_lost: int  # how often
+    seconds: float  # since the run was opened
+    interrupted_seconds: float  # of these, how long the workers of this node did not run between two rounds
+    failures: Sequence[Failure] = ()  # the newest that spent a restart, oldest first
+    logs: Path | None = None  # None where none are kept
     stop_facts: Mapping[str, Mapping[str, Field]] = field(default_factory=dict)
+    """What monitors have found out after the last planned stop, by name."""
 
     def describe(self) -> str:
         """Return it in one line: ``2 restarts, processes were down for 11.2 s of 3.0 h (up 99.9 %), logs in /logs``."""
@@ -86,13 +72,13 @@ def verdict(summary: RunSummary, closed: Closed) -> dict[str, Any]:
         "why": closed.why,
         **facts,
         "ended_at": ended_at,
-        "incident": None if closed.incident is None else describe_incident(closed.incident),
+        "incident": None if closed.incident is None else _describe_incident(closed.incident),
         "failures": failures,
     }
     return {**found, **{name: fields for name, fields in of_monitors.items() if name not in found}}
 
 
-def describe_incident(incident: Incident) -> Mapping[str, Any]:
+def _describe_incident(incident: Incident) -> Mapping[str, Any]:
     """Return an incident as a record for programs, with its class and the name of its explanation."""
     facts = {**asdict(incident), "kind": incident.kind.value, "class": incident.failure_class.value}
     known = facts.pop("explanation")["name"]
@@ -140,13 +126,11 @@ class Recovery:
     stopped: float | None = None  # when no process of the old round was left
     running: float | None = None  # when the programs of all workers of the next round ran
 
-    def parts(self, **ends: float) -> tuple[dict[str, Field], str]:
-        """Return the seconds until the end of each part, and until ``ends``: for programs, and for people."""
+    def parts(self, **ends: float) -> dict[str, Field]:
+        """Return the seconds until the end of each part, and until ``ends``."""
         instants = {**asdict(self), **ends}
-        took = {name: round(at - instants["began"], 6) for name, at in instants.items() if at is not None}
-        del took["began"]
-        told = ", ".join(f"{name} after {seconds:.3f}" for name, seconds in took.items())
-        return {f"{name}_s": seconds for name, seconds in took.items()}, f"{told} s"
+        began = instants.pop("began")
+        return {f"{name}_s": round(at - began, 6) for name, at in instants.items() if at is not None}
 
 
 @dataclass(slots=True)
@@ -170,12 +154,6 @@ class Interruptions:
         return recovery
 
 
-def recovered(number: int, recovery: Recovery) -> Event:
-    """Return the event that the workers of round ``number`` run."""
-    fields, told = recovery.parts()
-    return Event("recovered", f"round {number} runs: {told}", Level.DEBUG, {"round": number, **fields})
-
-
 def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -> Event:
     """Return what the restart cost on this node until the programs of round ``number`` run.
 
@@ -184,13 +162,13 @@ def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -
         fresh: Why workers started fresh; '' if the starter forked all of them.
         unlearned: How many modules a worker imports itself that the starter has not imported.
     """
-    took = round((recovery.began if recovery.running is None else recovery.running) - recovery.began, 6)
+    took = round((recovery.running or recovery.began) - recovery.began, 6)
     how = f"its workers import all modules themselves ({fresh})" if fresh else "its workers started warm"
     if unlearned and not fresh:
         how += f", and import {unlearned:,} module(s) themselves"
     message = f"round {number} runs {took:.3f} s after the interruption, and {how}"
     fields: dict[str, Field] = {"round": number, "took_s": took, "warm": not fresh, "why": fresh}
-    return Event("restarted", message, fields={**fields, "unlearned": unlearned})
+    return Event("restarted", message, fields={**fields, "unlearned": unlearned, **recovery.parts()})
 
 
 def initialized(number: int, workers: int, took: float, recovery: Recovery | None, now: float) -> Event:
@@ -198,6 +176,7 @@ def initialized(number: int, workers: int, took: float, recovery: Recovery | Non
 
     They were started ``took`` seconds ago; ``recovery`` is the interruption that led to the round, if one did.
     """
-    parts, told = recovery.parts(initialized=now) if recovery is not None else ({}, f"after {took:.3f} s")
+    parts = {} if recovery is None else recovery.parts(initialized=now)
     fields: dict[str, Field] = {"round": number, "workers": workers, "took_s": took, **parts}
-    return Event("initialized", f"the process group of round {number} is there: {told}", Level.DEBUG, fields)
+    message = f"the process group of round {number} is there, {took:.3f} s after the start of its workers"
+    return Event("initialized", message, Level.DEBUG, fields)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from elastic_core.agent.event_loop import Depart, HostEnds
 from elastic_core.agent.join_gate import repeats_request
 from elastic_core.agent.resources import Resources
 from elastic_core.events import Event
@@ -33,7 +33,7 @@ def settle_exit(end: Exit, received: int | None) -> Exit:
 
 
 class Owner(Protocol):
-    """The agent of the node that leaves."""
+    """The agent of the node that leaves: a :class:`~elastic_core.agent.supervisor.Supervisor`."""
 
     resources: Resources
     session: Session
@@ -41,6 +41,9 @@ class Owner(Protocol):
 
     def step(self, event: NodeEvent | None) -> None:
         """Have the node's state machine take an event, and do what follows."""
+
+    def kill_workers(self) -> None:
+        """End all workers at once."""
 
 
 @dataclass
@@ -75,7 +78,7 @@ class Departure:
         if not to_warden and self.signalled_at is not None:
             if not repeats_request(signum, now - self.signalled_at):
                 self._say(f"received {name} again: killing the workers")
-                self.owner.resources.kill_workers()
+                self.owner.kill_workers()
                 self.owner.step(Leaving.signalled(signum, name))
             return
         if not to_warden:
@@ -84,60 +87,60 @@ class Departure:
             self.received = signum
             if to_warden:
                 self._say(TO_WARDEN.format(name))
-            self._ask(Depart(signum))
+            by_hand = signum in BY_HAND
+            self._ask(signum, "", 0.0 if by_hand else self.owner.resources.node.config.preemption_grace)
 
     def on_drain(self, why: str) -> None:
         """Leave after a drain was requested."""
         leaving = self.owner.state.leaving
         if self.received is None and (leaving is None or leaving.rejoin):
-            self._ask(Depart(signal.SIGTERM, why=why))
+            self._ask(signal.SIGTERM, why, self.owner.state.ledger.settings.timing.plan_timeout)
 
-    def on_host_ends(self, event: HostEnds) -> None:
-        """Leave before this host is taken away, also if the node leaves already and would be later."""
-        left = max(0.0, event.seconds - (self.owner.resources.node.now() - event.noticed_at))
-        self._ask(Depart(signal.SIGTERM, why=event.why, within=left))
+    def on_host_ends(self, why: str, seconds: float, noticed_at: float) -> None:
+        """Leave before this host is taken away, also if the node leaves already and would be later.
 
-    def depart(self, order: Depart) -> None:
-        """Leave. If other nodes have finished, first give the workers here a grace to finish too (rule L7)."""
-        state, ours = self.owner.state, self.owner.resources.node.config.shutdown_timeout
-        grace = 0.0 if order.final or state.work is not Work.RUNNING else self._grace(order)
+        It is taken away ``seconds`` after ``noticed_at`` of the agent's monotonic clock.
+        """
+        left = max(0.0, seconds - (self.owner.resources.node.now() - noticed_at))
+        reserve = min(HOST_RESERVE_SHARE * left, HOST_RESERVE_MAX_SECONDS)
+        longest = self.owner.state.ledger.settings.timing.plan_timeout
+        self._ask(signal.SIGTERM, why, round(min(longest, left - reserve), 1))
+
+    def _ask(self, signum: int, why: str, grace: float) -> None:
+        """Leave, once the store has told whether the workers of other nodes have all exited with 0."""
+        resources, depart = self.owner.resources, partial(self._depart, signum, why, grace)
+        if self.owner.state.work is not Work.RUNNING or resources.node.config.max_nodes == 1:
+            depart()
+            return
+        self.owner.session.ask_finished(lambda found: resources.loop.post(partial(depart, finished=found)))
+        resources.loop.later(STORE_MAX_SECONDS, depart)
+
+    def _depart(self, signum: int, why: str, grace: float, *, finished: bool = False, final: bool = False) -> None:
+        """Leave. If other nodes have finished, first give the workers here a grace to finish too (rule L7).
+
+        Args:
+            why: Why a drain was requested, or what a plugin has learned; '' for a signal.
+            grace: For how many seconds the workers may go on, to stop together with all others; 0 for not at all.
+            final: Whether the grace to finish, or to stop together, is over.
+        """
+        state, loop = self.owner.state, self.owner.resources.loop
+        grace = grace if state.work is Work.RUNNING else 0.0
         if not supersedes(state.leaving, grace):
             return  # it already leaves at least as soon
-        why = order.why or f"received {signal_name(order.signum)}"
+        told = why or f"received {signal_name(signum)}"
         busy = state.work in (Work.RUNNING, Work.STOPPING)
-        again = "; once more to kill the workers at once" if busy and not order.why else ""
-        if order.final or not (order.finished or self._finishing):
+        again = "; once more to kill the workers at once" if busy and not why else ""
+        at_last = partial(self._depart, signum, why, 0.0, final=True)
+        if final or not (finished or self._finishing):
             within = f" within {grace:g} s, when all workers have stopped together" if grace else ""
-            self._say(f"{why}: leaving{within}{again}")
-            self.owner.step(Leaving(why, signalled(order.signum), grace))
+            self._say(f"{told}: leaving{within}{again}")
+            self.owner.step(Leaving(told, signalled(signum), grace))
             if grace:
-                self._later(grace, Depart(order.signum, final=True, why=order.why))
+                loop.later(grace, at_last)
         elif not self._finishing:
-            self._finishing = True
-            self._say(f"{why}: other nodes have finished, the workers here have {ours:g} s to{again}")
-            self._later(ours, Depart(order.signum, final=True, why=order.why))
-
-    def _ask(self, order: Depart) -> None:
-        resources = self.owner.resources
-        if self.owner.state.work is not Work.RUNNING or resources.node.config.max_nodes == 1:
-            self.depart(order)
-            return
-        self.owner.session.ask_finished(lambda finished: resources.loop.post(replace(order, finished=finished)))
-        self._later(STORE_MAX_SECONDS, order)
-
-    def _later(self, seconds: float, order: Depart) -> None:
-        resources = self.owner.resources
-        resources.loop.at(resources.node.now() + seconds, order)
+            self._finishing, ours = True, self.owner.resources.node.config.shutdown_timeout
+            self._say(f"{told}: other nodes have finished, the workers here have {ours:g} s to{again}")
+            loop.later(ours, at_last)
 
     def _say(self, message: str) -> None:
         self.owner.resources.node.publish(Event("signal", message))
-
-    def _grace(self, order: Depart) -> float:
-        """Return how long the workers may go on, to stop together with all others; 0 for not at all."""
-        if order.within is not None:
-            longest = self.owner.state.ledger.settings.timing.plan_timeout
-            reserve = min(HOST_RESERVE_SHARE * order.within, HOST_RESERVE_MAX_SECONDS)
-            return round(min(longest, order.within - reserve), 1)
-        if order.why:
-            return self.owner.state.ledger.settings.timing.plan_timeout
-        return 0.0 if order.signum in BY_HAND else self.owner.resources.node.config.preemption_grace

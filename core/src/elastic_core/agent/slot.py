@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 import time
 from contextlib import suppress
 
@@ -23,9 +22,10 @@ class Slot:
     process is gone. So if a slot is free, all processes of its former holder are dead.
     """
 
-    def __init__(self, number: int, held: socket.socket, name: str) -> None:
+    def __init__(self, number: int, held: socket.socket, prefix: str) -> None:
         self.number = number  # from 0
-        self._held, self._name = held, name
+        self.name = f"{prefix}{number}"  # of the socket, without the zero byte
+        self._held, self._prefix = held, prefix
         self._others = tuple(other for other in range(SLOTS) if other != number)
         self._dated = bool(boot_id())  # else its clock may be another boot's
         self._looked = Slots(0, self._others)
@@ -40,10 +40,10 @@ class Slot:
         """
         held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         key = hex_digest(job, 32)
-        name, number = f"\0elastic/{os.getuid()}/{key}/", 0
+        prefix, number = f"elastic/{os.getuid()}/{key}/", 0
         while True:
             try:
-                held.bind(f"{name}{number}")
+                held.bind(f"\0{prefix}{number}")
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     held.close()
@@ -52,13 +52,13 @@ class Slot:
                     ) from exc
                 number += 1
             else:
-                return cls(number, held, name)
+                return cls(number, held, prefix)
 
     def look(self) -> Slots:
         """Return which of the host's other slots are held; the last answer, if too many files are open to look."""
         at = time.monotonic_ns() if self._dated else 0  # before the look, which may miss slots that are taken meanwhile
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-            held = tuple(other for other in self._others if _is_held(asking, f"{self._name}{other}"))
+        with suppress(OSError):
+            held = tuple(other for other in self._others if is_held(f"{self._prefix}{other}"))
             self._looked = Slots(at, held)
         return self._looked
 
@@ -66,21 +66,16 @@ class Slot:
         """Return the descriptor that is the slot; the warden holds it, too."""
         return self._held.fileno()
 
-    def keep(self, fd: int) -> None:
-        """Keep a copy of a descriptor open until the slot is free: in the queue of its socket, which is never read.
-
-        Raises:
-            OSError: The system does not let it be kept.
-        """
-        name, rights = f"{self._name}{self.number}", (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
-            sending.sendmsg([b"kept"], [rights], socket.MSG_DONTWAIT, name)
-
     def close(self) -> None:
         """Close this agent's descriptor; the slot is free once all other holders have closed theirs."""
         self._held.close()
 
 
-def _is_held(asking: socket.socket, name: str) -> bool:
-    """Whether a slot's name is bound. The test does not bind it, so a newcomer does not find it taken meanwhile."""
-    return asking.connect_ex(name) != errno.ECONNREFUSED  # others: held, forbidden, or out of memory
+def is_held(name: str) -> bool:
+    """Whether a slot's name is bound. The test does not bind it, so a newcomer does not find it taken meanwhile.
+
+    Raises:
+        OSError: Too many files are open.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+        return asking.connect_ex(f"\0{name}") != errno.ECONNREFUSED  # others: held, forbidden, or out of memory

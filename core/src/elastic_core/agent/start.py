@@ -8,9 +8,11 @@ command line is read. The imports at the top of this file delay every launch, so
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_core.config.environment import inheritable
@@ -108,9 +110,10 @@ def _run_once(
         from elastic_core.agent import membership  # noqa: F401  (imported here: see the top)
         from elastic_core.agent.resources import Start, leave_signals
         from elastic_core.agent.slot import Slot
-        from elastic_core.agent.status import StateDump, Status
+        from elastic_core.agent.status import StateDump, describe_joining
 
-        dump = stack.enter_context(closing(StateDump(leave_signals(config), Status.of(config).describe_joining)))
+        describe = partial(describe_joining, config, time.monotonic())
+        dump = stack.enter_context(closing(StateDump(leave_signals(config), describe)))
         slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))  # not the endpoint too: it has many spellings
         stack.callback(warden.close, CLOSING)  # before the slot is free for the next agent
         warden.hold(slot.fileno())

@@ -7,8 +7,9 @@ mostly there when the next ones are to start. A plugin that has nothing to look 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from elastic_core.agent.event_loop import EventLoop, StartAnswer, StartDue
+from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.worker import Node
 from elastic_core.events import Event, Field, Level
 from elastic_core.gates import StartGate
@@ -21,12 +22,7 @@ no answer: the question was put when the last workers began to stop."""
 
 
 class StartDelay:
-    """The wait before the start of workers. All methods run on the agent's loop.
-
-    Args:
-        node: Its plugins are asked about a round, on another thread.
-        loop: The agent's loop, whose owner passes a :class:`StartAnswer` and a :class:`StartDue` to :meth:`receive`.
-    """
+    """The wait before the start of workers. All methods run on the agent's loop."""
 
     def __init__(self, node: Node, loop: EventLoop) -> None:
         self._node, self._loop = node, loop
@@ -50,27 +46,36 @@ class StartDelay:
         if self._why:
             self._wait()
         elif self._pending and self._pending == self._serial and not self._started:
-            self._loop.at(self._since + ANSWER_MAX_SECONDS, StartDue(self._serial))
+            self._loop.at(self._since + ANSWER_MAX_SECONDS, partial(self._look_again, self._serial))
         else:
             self._go()
 
-    def receive(self, event: StartAnswer | StartDue) -> None:
-        """Go on after an answer, or after a pause."""
-        if isinstance(event, StartAnswer):
-            self._pending = 0
-            if event.serial != self._serial:  # about an earlier round
-                self._question()
-                return
-            self._why = event.why
+    def _on_answer(self, serial: int, why: str) -> None:
+        """Take the answer to a question: why the workers should wait, '' if they need not."""
+        self._pending = 0
+        if serial != self._serial:  # about an earlier round
+            self._question()
+            return
+        self._why = why
         if self._start is None:
             return
-        waited = self._node.now() - self._since
-        if waited >= WAIT_MAX_SECONDS or (not self._why and (not self._pending or waited >= ANSWER_MAX_SECONDS)):
+        if not why or self._waited() >= WAIT_MAX_SECONDS:
             self._go()
-        elif isinstance(event, StartAnswer):
+        else:
             self._wait()
-        elif event.serial == self._serial and not self._pending:
+
+    def _look_again(self, serial: int = 0) -> None:
+        """Ask the plugins again, unless there is a newer question than ``serial``, or start the workers in any case."""
+        if self._start is None:
+            return
+        no_reason = not self._why and (not self._pending or self._waited() >= ANSWER_MAX_SECONDS)
+        if no_reason or self._waited() >= WAIT_MAX_SECONDS:
+            self._go()
+        elif serial == self._serial and not self._pending:
             self._question()
+
+    def _waited(self) -> float:
+        return 0.0 if self._start is None else self._node.now() - self._since
 
     def _wait(self) -> None:
         """Ask again after a pause, and start in any case in the end."""
@@ -78,12 +83,12 @@ class StartDelay:
             self._reported = True
             message = f"the workers of round {self._round} wait for up to {WAIT_MAX_SECONDS:g} s: {self._why}"
             self._node.publish(Event("start_waits", message, Level.WARNING, {"round": self._round, "why": self._why}))
-            self._loop.at(self._since + WAIT_MAX_SECONDS, StartDue(0))
-        self._loop.at(self._node.now() + ASK_INTERVAL_SECONDS, StartDue(self._serial))
+            self._loop.at(self._since + WAIT_MAX_SECONDS, self._look_again)
+        self._loop.later(ASK_INTERVAL_SECONDS, partial(self._look_again, self._serial))
 
     def _go(self) -> None:
+        waited = round(self._waited(), 3)
         start, self._start, self._started = self._start, None, True
-        waited = round(self._node.now() - self._since, 3)
         fields: dict[str, Field] = {"round": self._round, "waited_s": waited, "why": self._why}
         if self._why:
             message = f"the workers of round {self._round} start after {waited:.1f} s, although {self._why}"
@@ -102,6 +107,5 @@ class StartDelay:
         if self._pending:
             return
         self._pending = serial = self._serial
-        waited = 0.0 if self._start is None else self._node.now() - self._since
-        gate = StartGate(self._round, self._node.run_uid, waited)
-        self._node.runtime.ask(lambda: StartAnswer(serial, ask(gate)), then=self._loop.post, name="elastic-start")
+        gate, answer = StartGate(self._round, self._node.run_uid, self._waited()), partial(self._on_answer, serial)
+        self._node.runtime.ask(lambda: partial(answer, ask(gate)), then=self._loop.post, name="elastic-start")

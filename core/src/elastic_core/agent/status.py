@@ -17,80 +17,35 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
 from elastic_core.agent.console import write_all
 from elastic_core.agent.report import ledger_events, no_place
 from elastic_core.agent.resources import Resources
 from elastic_core.agent.run_summary import WRITE_MAX_SECONDS, RunSummary
-from elastic_core.agent.worker import Worker
 from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.errors import without_passwords
 from elastic_core.events import Event
 from elastic_core.exit_codes import describe_exit
 from elastic_core.host.terminal import printable
 from elastic_core.incidents import Incident
-from elastic_core.progress import Progress
 from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Halt, HaltReason
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.members import Member, place
 from elastic_core.protocol.node import NodeState
-from elastic_core.protocol.node_events import EntriesRead, Work
-from elastic_core.protocol.roster import NodeInfo
+from elastic_core.protocol.node_events import EntriesRead, NodeEvent, Work
 from elastic_core.session.decision_log import DecisionLog, write
 from elastic_core.session.session import Session
 from elastic_core.threads import bounded
 
-SHOWN_NODES = 64  # how many nodes of a round are listed
+SHOWN_NODES = 64  # how many nodes a leader lists
 SIGNAL = signal.SIGQUIT
 QUIET_SECONDS = 0.1  # a dump of the stacks is complete when nothing more of it comes for so long
 ROOM_BYTES = 1 << 18  # of the pipe; stacks that do not fit there are cut off
 _END = b"\0"
 _THREAD = re.compile(r"^(Thread|Current thread) (0x[0-9a-f]+)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Status:
-    """What an agent knows at one instant besides its state. Instants are its monotonic clock, in seconds."""
-
-    job: str  # the job's id
-    store: str  # its backend and endpoint, without passwords
-    pid: int  # of the agent
-    now: float  # this instant
-    since: float  # when the agent's state last changed
-    workers: Sequence[Worker] = ()  # of its newest round
-    started_at: float = 0.0  # when those were started
-    progress: Mapping[int, tuple[Progress, float]] = field(default_factory=dict)
-    """The progress of workers by rank, and how many seconds ago it last moved."""
-    checkpoint: tuple[int | None, float] | None = (
-        None  # the step of the last checkpoint, if known, and its age in seconds
-    )
-    contact_at: float | None = None  # when it last knew all that the store had taken
-    failing: Collection[str] = ()  # the threads whose last operation on the store failed
-    node_views: Mapping[str, NodeView] = field(default_factory=dict)  # the rows of the roster, if the node leads
-    waiting_for: str = ""  # the nodes for which the job waits, if the node leads and knows them
-    incident: Incident | None = None  # the newest failure that it knows of
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Status:
-        """Return the status of an agent that begins now."""
-        now = time.monotonic()
-        at = f" at {without_passwords(config.rdzv_endpoint)}" if config.rdzv_endpoint else ""
-        return cls(job=repr(config.rdzv_id), store=f"{config.rdzv_backend}{at}", pid=os.getpid(), now=now, since=now)
-
-    def describe_joining(self) -> str:
-        """Return the state now of an agent that has waited to join its job since :attr:`since`."""
-        status = replace(self, now=time.monotonic())
-        rows = [("waits for", status.describe_wait("the store, to join the job"))]
-        return _text(f"the agent with pid {self.pid}", status, rows)
-
-    def describe_wait(self, what: str) -> str:
-        """Return what the agent waits for, and for how long it has."""
-        return f"{what}, for {_age(self.since, self)}"
 
 
 class Account:
@@ -104,16 +59,15 @@ class Account:
         self._no_place: Event | None = None
         self.decisions, self.leader_decisions = DecisionLog(), DecisionLog()
 
-    def follow(self, before: NodeState, state: NodeState) -> None:
-        """Note what :meth:`describe` shows; no decision depends on it."""
+    def follow(self, before: NodeState, state: NodeState, event: NodeEvent) -> None:
+        """Note what :meth:`describe` shows, and publish what entries have brought; no decision depends on it."""
         halt = state.ledger.halt
         old, new = ((one.work, one.row.round, one.ledger.is_live) for one in (before, state))
         if old != new:
             self._since = self._resources.node.now()
         self._incident = state.row.incident or (halt and halt.incident) or self._incident
-
-    def report(self, before: NodeState, state: NodeState, event: EntriesRead) -> None:
-        """Publish what entries have brought."""
+        if not isinstance(event, EntriesRead):
+            return
         for news in ledger_events(before.ledger, event.entries, event.now, state.row.info.node_id, before.row.incident):
             self._resources.node.publish(news)
         halts = [entry.body for entry in event.entries if isinstance(entry.body, Halt)]
@@ -129,22 +83,45 @@ class Account:
 
     def describe(self, state: NodeState, session: Session) -> str:
         """Return what this agent does and waits for. Any thread may call this."""
-        node, group = self._resources.node, self._resources.group
-        status = replace(
-            Status.of(node.config),
-            now=node.now(),
-            since=self._since,
-            workers=group.workers,
-            started_at=group.started_at,
-            progress=group.progress.newest(),
-            checkpoint=group.progress.last_checkpoint(),
-            contact_at=session.contact.at,
-            failing=(*session.contact.failing,),
-            node_views=session.watch.nodes,
-            waiting_for=session.waiting_for,
-            incident=self._incident,
-        )
-        return describe_node(state, status)
+        node, ledger, head = self._resources.node, state.ledger, state.ledger.head
+        now, since = node.now(), self._since
+        leads = "this node" if ledger.leader == state.row.info.node_id else f"node {ledger.leader}"
+        rows = [
+            ("run", f"{head.run}, known here for {_age(ledger.opened_at, now)}"),
+            ("decides", f"{leads}, term {head.term}"),
+            ("entry", f"{head.index} is the newest, {head.kind}, read {_age(ledger.head_at, now)} ago"),
+            ("round", _round(ledger, now)),
+            ("restarts", f"{ledger.counters.restarts}{describe_limit(ledger.settings.agreement.max_restarts)} spent"),
+            ("waits for", f"{_waits_for(state, session.waiting_for)}, for {_age(since, now)}"),
+        ]
+        if state.leaving is not None:
+            rows.append(("leaves", state.leaving.why))
+        rows += [("node", _node(seen, now)) for seen in [*session.watch.nodes.values()][:SHOWN_NODES]]
+        rows += self._workers(now)
+        failing = f"; failing: {', '.join(sorted(session.contact.failing))}" if session.contact.failing else ""
+        rows.append(("store", f"last contact {_age(session.contact.at, now)} ago{failing}"))
+        if self._incident is not None:
+            rows.append(("failure", f"the newest: {_failure(self._incident)}"))
+        return _text(f"{state.row.info} (node {state.row.info.node_id}, pid {os.getpid()})", node.config, rows)
+
+    def _workers(self, now: float) -> Iterator[tuple[str, str]]:
+        """Yield the lines of the workers, and of their last checkpoint."""
+        group = self._resources.group
+        progress, started = group.progress.newest(), _age(group.started_at, now)
+        for worker in group.workers:
+            rank = worker.assignment.rank
+            if worker.exit_code is not None:
+                what = f"pid {worker.pid}, {describe_exit(worker.exit_code)} {_age(worker.ended_at, now)} ago"
+            elif worker.pid is None:
+                what = f"being started, for {started}"
+            else:
+                joined = ", in its process group" if worker.initialized else ""
+                what = f"pid {worker.pid}, started {started} ago{joined}"
+                if (known := progress.get(rank)) is not None:
+                    what += f", {known[0].describe() or 'moving'}, last progress {known[1]:.1f} s ago"
+            yield f"rank {rank}", what
+        if (saved := group.progress.last_checkpoint()) is not None:
+            yield "checkpoint", f"{'' if saved[0] is None else f'of step {saved[0]}, '}saved {saved[1]:.1f} s ago"
 
     def write_decisions(self, state: NodeState) -> str:
         """Write the newest decisions for a bug report, and return the path of the file, or why there is none.
@@ -177,60 +154,37 @@ class Account:
         )
 
 
-def describe_node(state: NodeState, status: Status) -> str:
-    """Return the state of an agent that follows a ledger."""
-    ledger, info = state.ledger, state.row.info
-    head = ledger.head
-    leads = "this node" if ledger.leader == info.node_id else _named(ledger.leader, status.node_views)
-    rows = [
-        ("run", f"{head.run}, known here for {_age(ledger.opened_at, status)}"),
-        ("decides", f"{leads}, term {head.term}"),
-        ("entry", f"{head.index} is the newest, {head.kind}, read {_age(ledger.head_at, status)} ago"),
-        ("round", _round(ledger, status)),
-        ("restarts", f"{ledger.counters.restarts}{describe_limit(ledger.settings.agreement.max_restarts)} spent"),
-        ("waits for", status.describe_wait(_waits_for(state, status))),
-    ]
-    if state.leaving is not None:
-        rows.append(("leaves", state.leaving.why))
-    members = () if ledger.round is None else ledger.round.members
-    who = f"{info} (node {info.node_id}, pid {status.pid})"
-    return _text(who, status, rows, _nodes(info, members, status))
+def describe_joining(config: RunConfig, since: float) -> str:
+    """Return the state of an agent that has waited to join its job since this instant of the monotonic clock."""
+    waits = f"the store, to join the job, for {_age(since, time.monotonic())}"
+    return _text(f"the agent with pid {os.getpid()}", config, [("waits for", waits)])
 
 
-def _text(who: str, status: Status, rows: Sequence[tuple[str, str]], nodes: Iterable[tuple[str, str]] = ()) -> str:
-    lines = [("job", f"{status.job} over {status.store}"), *rows, *nodes]
-    lines += [(f"rank {worker.assignment.rank}", _worker(worker, status)) for worker in status.workers]
-    if status.checkpoint is not None:
-        step, age = status.checkpoint
-        lines.append(("checkpoint", f"{'' if step is None else f'of step {step}, '}saved {age:.1f} s ago"))
-    if status.contact_at is not None:
-        failing = f"; failing: {', '.join(sorted(status.failing))}" if status.failing else ""
-        lines.append(("store", f"last contact {_age(status.contact_at, status)} ago{failing}"))
-    if status.incident is not None:
-        lines.append(("failure", f"the newest: {_failure(status.incident)}"))
+def _text(who: str, config: RunConfig, rows: Iterable[tuple[str, str]]) -> str:
+    at = f" at {without_passwords(config.rdzv_endpoint)}" if config.rdzv_endpoint else ""
+    lines = [("job", f"{config.rdzv_id!r} over {config.rdzv_backend}{at}"), *rows]
     head = f"[elastic] the state of {printable(who)}; it goes on\n"
     return head + "".join(f"  {label:<10} {printable(text)}\n" for label, text in lines)
 
 
-def _round(ledger: Ledger, status: Status) -> str:
+def _round(ledger: Ledger, now: float) -> str:
     current = ledger.round
     if ledger.closed is not None:
         return f"none any more: the job is closed: {ledger.closed.why}"
     if current is None:
         return "none yet"
     if ledger.halt is not None:
-        halted = f"halted {_age(ledger.halt_at, status)} ago: {ledger.halt.why}"
-        return f"{current.number}, {halted}"
-    return f"{current.number}, live for {_age(ledger.round_at, status)} ({current.why})"
+        return f"{current.number}, halted {_age(ledger.halt_at, now)} ago: {ledger.halt.why}"
+    return f"{current.number}, live for {_age(ledger.round_at, now)} ({current.why})"
 
 
-def _waits_for(state: NodeState, status: Status) -> str:
+def _waits_for(state: NodeState, nodes: str) -> str:
     ledger, number = state.ledger, state.row.round
     member = ledger.is_member(state.row.info.node_id)
     if ledger.closed is not None:
         return "its own end: the job is closed"
-    if status.waiting_for:
-        return status.waiting_for
+    if nodes:
+        return nodes
     if state.work is Work.STOPPING:
         return f"the processes of round {number} to end"
     if state.work is Work.RUNNING and ledger.plan is not None:
@@ -247,61 +201,20 @@ def _waits_for(state: NodeState, status: Status) -> str:
     return "the next round to begin"
 
 
-def _nodes(info: NodeInfo, members: tuple[Member, ...], status: Status) -> Iterator[tuple[str, str]]:
-    """Yield the nodes of the newest round in rank order, and then the nodes that are in no round."""
-    for member in members[:SHOWN_NODES]:
-        first = place(members, member.node_id).first_rank
-        size = member.local_world_size
-        ranks = f"rank {first}" if size == 1 else f"ranks {first} to {first + size - 1}"
-        own = member.node_id == info.node_id
-        seen = status.node_views.get(member.node_id)
-        where = f"{info}, this node" if own else _seen(member.node_id, seen, status)
-        yield "member", f"{ranks} on {where}"
-    if len(members) > SHOWN_NODES:
-        yield "", f"and {len(members) - SHOWN_NODES} more members"
-    known = {member.node_id for member in members}
-    others = [seen for node_id, seen in status.node_views.items() if node_id not in known and node_id != info.node_id]
-    for seen in others[:SHOWN_NODES]:
-        yield "other node", _seen(seen.node_id, seen, status)
-    if len(others) > SHOWN_NODES:
-        yield "", f"and {len(others) - SHOWN_NODES} more nodes"
-
-
-def _seen(node_id: str, seen: NodeView | None, status: Status) -> str:
-    if seen is None:
-        return f"node {node_id}"
+def _node(seen: NodeView, now: float) -> str:
+    """Return a node of the roster, as the leader knows it."""
     row = seen.row
-    of = f" round {row.round}" if row.round else ""
-    leaving = ", leaving" if row.leaving else ""
-    return f"{row.info}, {row.phase.value}{of}{leaving}, last sign of life {_age(seen.changed_at, status)} ago"
-
-
-def _named(node_id: str, node_views: Mapping[str, NodeView]) -> str:
-    seen = node_views.get(node_id)
-    return f"node {node_id}" if seen is None else f"{seen.row.info} (node {node_id})"
-
-
-def _worker(worker: Worker, status: Status) -> str:
-    if worker.exit_code is not None:
-        ended = describe_exit(worker.exit_code)
-        return f"pid {worker.pid}, {ended} {_age(worker.ended_at, status)} ago"
-    if worker.pid is None:
-        return f"being started, for {_age(status.started_at, status)}"
-    group = ", in its process group" if worker.initialized else ""
-    progress, ago = status.progress.get(worker.assignment.rank, (Progress(), 0.0))
-    words = progress.describe() or ("moving" if worker.assignment.rank in status.progress else "")
-    reached = f", {words}, last progress {ago:.1f} s ago" if words else ""
-    return f"pid {worker.pid}, started {_age(status.started_at, status)} ago{group}{reached}"
+    of, leaving = f" round {row.round}" if row.round else "", ", leaving" if row.leaving else ""
+    return f"{row.info}, {row.phase.value}{of}{leaving}, last sign of life {_age(seen.changed_at, now)} ago"
 
 
 def _failure(incident: Incident) -> str:
     who = "" if incident.rank is None else f"rank {incident.rank} on "
-    error = f": {incident.message}" if incident.message and incident.message != incident.cause() else ""
-    return f"round {incident.round}, {who}{incident.host}: {incident.cause()}{error}"
+    return f"round {incident.round}, {who}{incident.host}: {incident.describe()}"
 
 
-def _age(instant: float, status: Status) -> str:
-    return f"{max(0.0, status.now - instant):.1f} s"
+def _age(instant: float, now: float) -> str:
+    return f"{max(0.0, now - instant):.1f} s"
 
 
 class StateDump:

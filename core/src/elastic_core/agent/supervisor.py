@@ -9,21 +9,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from elastic_core.agent import report
-from elastic_core.agent.event_loop import (
-    AliveFor,
-    Crashed,
-    Depart,
-    DescribeWorkers,
-    HostEnds,
-    Overdue,
-    SignalReceived,
-    StartAnswer,
-    StartDue,
-    StopDue,
-    Tick,
-)
+from elastic_core.agent.event_loop import SignalReceived
 from elastic_core.agent.probing import Isolation
 from elastic_core.agent.registration import OwnRow
 from elastic_core.agent.report import Ending, finish
@@ -54,6 +43,7 @@ from elastic_core.warden.client import CLOSING
 SILENT_PROGRESS_SECONDS = 30.0  # for which all ranks of a script without reports must live to count as progress (L4)
 ANSWER_KEPT_SECONDS = 30.0  # how long the answer to a QUESTION stands in the row, also for the next leader
 ROW_REMOVAL_MAX_SECONDS = 10.0  # for the removal of the node's row at the end
+WARDEN_PATIENCE = 5.0  # seconds that the warden gets to kill all processes after the second signal
 
 
 class Supervisor:
@@ -79,7 +69,7 @@ class Supervisor:
             post=loop.post,
             publish=node.publish,
             judge=node.plugins.judge,
-            crashed=lambda error: loop.post(Crashed(error)),
+            crashed=lambda error: loop.post(partial(self._crash, error)),
             node_gone=node.plugins.node_gone,
             reached=group.progress.reached,
             sum_up=node.plugins.sum_up_answers,
@@ -90,6 +80,7 @@ class Supervisor:
         self._isolation = Isolation(applicant.info.node_id, self.session.look_up, node.runtime, resources.unreachable)
         ids = {applicant.info.node_id, *(former.node_id for former in applicant.former)}
         self._departure = Departure(self, ids, joined.drained)
+        node.plugins.host_end.heard_by(lambda *said: loop.post(partial(self._departure.on_host_ends, *said)))
 
     @property
     def closed(self) -> Closed | None:
@@ -152,30 +143,10 @@ class Supervisor:
 
     def _handle(self, event: object) -> None:
         match event:
-            case Tick():
-                self._tick()
-            case AliveFor(number):
-                if self.resources.group.alive() and number == self.state.row.round:
-                    self.step(node_events.Progressed(number))
-            case DescribeWorkers(number):
-                self._describe_workers(number)
-            case Overdue():
-                if self.state.work is Work.STOPPING:
-                    self.resources.warden.kill()
-            case Crashed(ElasticError() as error):  # a mistake of the backend, which the error names
-                raise error
-            case Crashed(error):
-                raise RuntimeError("a thread of the session failed") from error
+            case _ if callable(event):
+                event()
             case SignalReceived(signum) | messages.WardenSignalled(signum):
                 self._departure.on_signal(signum, to_warden=isinstance(event, messages.WardenSignalled))
-            case Depart():
-                self._departure.depart(event)
-            case StartAnswer() | StartDue():
-                self._gate.receive(event)
-            case StopDue():
-                self._stop_now(self._put_off)
-            case HostEnds():
-                self._departure.on_host_ends(event)
             case messages.StopCompleted() | messages.Fenced():
                 self._on_workers_stopped(event)
             case messages.WardenDied(reason):
@@ -188,7 +159,7 @@ class Supervisor:
                 if isinstance(event, AnswerFound):
                     if self._put_off is not None and event.answer.to == self._put_off.halt:
                         self._stop_now(self._put_off)
-                    self._later(ANSWER_KEPT_SECONDS, AnswerRead(event.answer.to))
+                    self.resources.loop.later(ANSWER_KEPT_SECONDS, partial(self.step, AnswerRead(event.answer.to)))
             case _ if isinstance(event, messages.StarterEvent):
                 self._publish(report.starter(event))
                 if isinstance(event, messages.StarterFailed):
@@ -224,7 +195,7 @@ class Supervisor:
         self.session.check_answers(self.resources.node.config.rdzv_endpoint)
         self._arm_fence()
         self._row.look_at_slots()
-        self._later(self.state.ledger.settings.timing.beat_interval, Tick())
+        self.resources.loop.later(self.state.ledger.settings.timing.beat_interval, self._tick)
 
     def _describe_workers(self, number: int) -> None:
         """Have the row say how far the workers of a round are, for ``elastic status``, and look again later."""
@@ -236,7 +207,8 @@ class Supervisor:
 
     def _describe_later(self, current: Round) -> None:
         age, members = self.state.ledger.age(self.resources.node.now()), len(current.members)
-        self._later(seconds_to_workers_row(age, members, self.state.row.info.node_id), DescribeWorkers(current.number))
+        later = partial(self._describe_workers, current.number)
+        self.resources.loop.later(seconds_to_workers_row(age, members, self.state.row.info.node_id), later)
 
     def _arm_fence(self) -> None:
         """Have the warden stop the workers if this agent or the store is silent for too long (rule S4).
@@ -247,8 +219,21 @@ class Supervisor:
         seconds = self._isolation.fence_in(self.session.contact, self.state.ledger) if busy else None
         self.resources.fence(seconds)
 
-    def _later(self, seconds: float, event: object) -> None:
-        self.resources.loop.at(self.resources.node.now() + seconds, event)
+    def kill_workers(self) -> None:
+        """End all workers at once; if the warden does not do it within its patience, kill the warden."""
+        self.resources.warden.wake()
+        self.resources.group.stop(0.0)
+        self.resources.loop.later(WARDEN_PATIENCE, self._kill_warden)
+
+    def _kill_warden(self) -> None:
+        if self.state.work is Work.STOPPING:
+            self.resources.warden.kill()
+
+    def _crash(self, error: BaseException) -> None:
+        """Raise the exception of a thread of the session, or of a policy."""
+        if isinstance(error, ElasticError):  # a mistake of the backend, which the error names
+            raise error
+        raise RuntimeError("a thread of the session failed") from error
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
@@ -258,10 +243,9 @@ class Supervisor:
             return
         before = self.state
         self.state, effects = self._account.decisions.call(step, before, event)
-        self._account.follow(before, self.state)
+        self._account.follow(before, self.state, event)
         failed = failed_round(before, self.state)
         if isinstance(event, node_events.EntriesRead):
-            self._account.report(before, self.state, event)
             if self.state.ledger.round is not before.ledger.round:
                 self.resources.group.note_next_round()
             for body in (entry.body for entry in event.entries):
@@ -286,7 +270,7 @@ class Supervisor:
             case node_events.Notify(notice):
                 self._notify(notice)
             case node_events.FindAnswer():
-                self.resources.find_answer(effect, self.state.row.round, self.resources.node.runtime.thread)
+                self.resources.find_answer(effect, self.state.row.round)
             case node_events.MakeOffer():
                 newest = self.state.ledger.round
                 self.step(node_events.Offered(self._stores.offer(None if newest is None else newest.offer)))
@@ -295,7 +279,6 @@ class Supervisor:
 
     def _start(self, current: Round, restart_count: int) -> None:
         self._arm_fence()
-        self._row.begin_round()
         try:
             self._stores.begin(current.offer)
         except (ElasticError, OSError) as exc:
@@ -313,8 +296,12 @@ class Supervisor:
                 self.step(self.resources.group.lose_store(current, None))
         except (ElasticError, OSError) as exc:
             self.step(self.resources.group.fail_start(current, exc))
-        self._later(SILENT_PROGRESS_SECONDS, AliveFor(current.number))
+        self.resources.loop.later(SILENT_PROGRESS_SECONDS, partial(self._report_alive, current.number))
         self._describe_later(current)
+
+    def _report_alive(self, number: int) -> None:
+        if self.resources.group.alive() and number == self.state.row.round:
+            self.step(node_events.Progressed(number))
 
     def _notify(self, notice: node_events.Notice | None) -> None:
         """Write the notice, *then* read the reports, and answer once."""
@@ -323,9 +310,9 @@ class Supervisor:
 
     def _stop(self, stop: node_events.Stop) -> None:
         """Stop the workers; monitors are asked first, if a failed rank may have waited for one of these workers."""
-        if stop.halt and self.resources.say_last(stop.halt, self.resources.node.runtime.thread):
+        if stop.halt and self.resources.say_last(stop.halt):
             self._put_off = stop
-            self._later(LAST_WORDS_SECONDS, StopDue())
+            self.resources.loop.later(LAST_WORDS_SECONDS, lambda: self._stop_now(self._put_off))
         else:
             self._stop_now(stop)
 

@@ -17,7 +17,7 @@ from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
 from elastic_core.agent.output import Output
-from elastic_core.agent.run_summary import Interruptions, Recovery, initialized, recovered, restarted
+from elastic_core.agent.run_summary import Interruptions, Recovery, initialized, restarted
 from elastic_core.agent.worker import Node, Worker, WorkerRows, error_file, ignored_signals, line_prefix
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.worker_incidents import (
@@ -423,7 +423,6 @@ class WorkerGroup:
         if (recovery := self.interruptions.end(self.node.now())) is None:
             prepare_later(IDLE_AFTER_SECONDS, import_failure_path, name="elastic-prepare")
         else:
-            self.node.publish(recovered(number, recovery))
             self.node.publish(restarted(number, recovery, self._round.fresh, self._round.unlearned))
             self._round.recovered = recovery
 

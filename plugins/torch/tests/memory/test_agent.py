@@ -56,7 +56,7 @@ class Memory:
 
     def rescue(self, publish: Callable[[Event], None], node: str = "n") -> None:
         with closing(EventLoop({signal.SIGUSR1})) as loop:
-            agent.elastic_rescue(EndingAgentMemory(self.held, node, publish, {signal.SIGUSR1}, loop))
+            agent.elastic_rescue(EndingAgentMemory(self.held, node, publish, loop.untaken_signals))
 
 
 @pytest.fixture
@@ -390,7 +390,7 @@ def test_a_signal_from_before_the_writing_leaves_the_directory_as_it_was(memory:
     said: list[Event] = []
     with closing(EventLoop({signal.SIGUSR1})) as loop:
         os.kill(os.getpid(), signal.SIGUSR1)
-        agent.elastic_rescue(EndingAgentMemory(memory.held, "n", said.append, {signal.SIGUSR1}, loop))
+        agent.elastic_rescue(EndingAgentMemory(memory.held, "n", said.append, loop.untaken_signals))
     assert [event.name for event in said] == ["rescuing", "rescue_failed"]
     assert said[1].message == (
         f"the snapshot of step 7 is lost: {tmp_path}/there: there was no more time (the agent received SIGUSR1)"
