@@ -216,7 +216,7 @@ class WorkerGroup:
             case RankFailed():
                 return self._fail_rank(event)
             case worker_channels.ListenAgain():
-                self.reports.listen_again(event)
+                self.reports.listen_again(event.tag)
             case messages.Signalled():
                 self._round.note_signal(event)
                 self.node.publish(workers_signalled(event, {worker.pid for worker in self.workers}))
