@@ -43,48 +43,6 @@ class Shape:
         return b""
 
 
-class Lines(Shape):
-    """Cuts a stream into whole lines and puts a prefix before each that does not begin with it already.
-
-    (torch begins log lines and tracebacks with ``[rank3]:``, too.) A carriage return ends a line, since a progress bar
-    would be held back until it is full otherwise.
-
-    Args:
-        prefix: Written before each line.
-        patience: Seconds after which a line without an end is passed on, with an end; None to wait for its end.
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(
-        self, prefix: bytes, patience: float | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._prefix, self._patience, self._clock = prefix, patience, clock
-        self._rest = b""
-        self._returned = False
-
-    def feed(self, data: bytes) -> bytes:
-        """Return all lines that ``data`` completes, with their prefix."""
-        shown = []
-        if self._returned and data.startswith(b"\n"):  # the second half of a line end that was cut in two
-            shown.append(b"\n")
-            data = data[1:]
-        lines = (self._rest + data).splitlines(keepends=True)
-        self._rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
-        self._returned = data.endswith(b"\r")
-        shown += [_prefixed(self._prefix, line) for line in lines]
-        if len(self._rest) >= LONGEST_LINE:
-            shown.append(self.finish())
-        self.due = self._clock() + self._patience if self._rest and self._patience is not None else math.inf
-        return b"".join(shown)
-
-    def finish(self) -> bytes:
-        """Return what waits, as a line."""
-        rest, self._rest, self.due = self._rest, b"", math.inf
-        return _prefixed(self._prefix, rest) + b"\n" if rest else b""
-
-    overdue = finish
-
-
 class WholeLines(Shape):
     """Passes on a stream in whole lines, so that the lines of several ranks do not mix.
 
@@ -101,20 +59,55 @@ class WholeLines(Shape):
 
     def feed(self, data: bytes) -> bytes:
         """Return all lines that ``data`` completes."""
-        data = self._rest + data
-        end = data.rfind(b"\n") + 1
-        if b"\r" in data[end:] or len(data) - end >= LONGEST_LINE:
-            end = len(data)
-        self._rest = data[end:]
+        lines, self._rest = self._split(self._rest + data)
+        if len(self._rest) >= LONGEST_LINE:
+            lines += self.finish()
         self.due = self._clock() + self._patience if self._rest and self._patience is not None else math.inf
-        return data[:end]
+        return lines
 
     def finish(self) -> bytes:
         """Return what waits, as it is."""
         rest, self._rest, self.due = self._rest, b"", math.inf
         return rest
 
-    overdue = finish
+    def overdue(self) -> bytes:
+        """Return what waits, as at the end."""
+        return self.finish()
+
+    def _split(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return what can be shown of ``data``, and the rest."""
+        end = len(data) if data.rfind(b"\r") > data.rfind(b"\n") else data.rfind(b"\n") + 1
+        return data[:end], data[end:]
+
+
+class Lines(WholeLines):
+    """Puts a prefix before each line that does not begin with it already, as torch's log lines and tracebacks do.
+
+    A carriage return ends a line, since a progress bar would be held back until it is full otherwise.
+    """
+
+    def __init__(
+        self, prefix: bytes, patience: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(patience, clock)
+        self._prefix = prefix
+        self._returned = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Return all lines that ``data`` completes, with their prefix."""
+        end = b"\n" if self._returned and data.startswith(b"\n") else b""  # of a line end that was cut in two
+        self._returned = data.endswith(b"\r")
+        return end + super().feed(data[len(end) :])
+
+    def finish(self) -> bytes:
+        """Return what waits, as a line."""
+        rest = super().finish()
+        return _prefixed(self._prefix, rest) + b"\n" if rest else b""
+
+    def _split(self, data: bytes) -> tuple[bytes, bytes]:
+        lines = data.splitlines(keepends=True)
+        rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
+        return b"".join(_prefixed(self._prefix, line) for line in lines), rest
 
 
 class LogFile(OutputReader):
