@@ -680,6 +680,7 @@ def test_a_worker_that_says_that_it_has_failed_is_not_waited_for(node: Node) -> 
 def test_a_failure_that_is_reported_before_the_start_of_its_worker_is_told_with_its_pid(node: Node) -> None:
     """The worker and the warden report over channels of their own, and the agent may read either one first."""
     node.start("exec sleep 1000")
+    node.group.workers[0].reported.over = True  # as its channel notes
     assert node.group.handle(Failed(1)) is None
     incident = node.failure()
     (spawned,) = (event for event in node.heard if isinstance(event, Spawned))
@@ -905,7 +906,7 @@ def test_workers_that_wait_for_a_long_import_are_told_of(node: Node, monkeypatch
     assert node.next() is None
     node.warden.starter = STARTER  # the warden has none, so each worker starts fresh
     monkeypatch.setattr(workers, "LONG_IMPORT_SECONDS", 0.0)
-    waiting = replace(node.group, node=replace(node.group.node, publish=published.put), _directory_of=0)
+    waiting = replace(node.group, node=replace(node.group.node, publish=published.put), _round=workers.LocalRound())
     node.time += 12.0
     waiting.start(node.round(), 0)
     event = published.get(timeout=PATIENCE)
@@ -923,7 +924,7 @@ def test_a_later_round_is_not_told_of_the_import_that_the_first_one_waited_for(
     node.run()
     late.clear()
     node.warden.starter = STARTER
-    waiting = replace(node.group, _directory_of=0)
+    waiting = replace(node.group, _round=workers.LocalRound())
     waiting.start(node.round(), 0)
     [say_import] = late
     waiting.start(node.round(number=2), 0)

@@ -12,7 +12,7 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic_core.agent.error_files import (
@@ -25,7 +25,7 @@ from elastic_core.agent.error_files import (
     parse_frames,
     printed_exception,
 )
-from elastic_core.incidents import is_peer_loss
+from elastic_core.incidents import IncidentKind, is_peer_loss
 from elastic_core.progress import step_of_path
 from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER, THREAD
 
@@ -57,7 +57,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a worker failed; fields as of :class:`~elastic_core.incidents.Incident`, and two more.
+    """Why a worker failed; fields as of its :class:`~elastic_core.incidents.Incident`, and two more.
 
     Attributes:
         text: The texts of the exception and of those that led to it, or what native code wrote last.
@@ -71,6 +71,12 @@ class Cause:
     detail: str = ""
     where: str = ""
     paths: tuple[str, ...] = ()
+    kind: IncidentKind = IncidentKind.WORKER_FAILED
+    exit_code: int | None = None
+
+    def with_line(self, line: str) -> Cause:
+        """Return the cause with another line at the end of its details."""
+        return replace(self, detail=f"{self.detail.rstrip()}\n{line}".lstrip("\n"))
 
 
 @dataclass(frozen=True, slots=True)

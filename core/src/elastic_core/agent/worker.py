@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from elastic_core.agent.failure_cause import Reported
 from elastic_core.agent.output import WorkerStreams
@@ -17,6 +18,7 @@ from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
 from elastic_core.host.addresses import collective_interfaces
+from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.monitors import RunningRound, WorkerView
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress import Progress
@@ -49,6 +51,11 @@ class Node:
     def now(self) -> float:
         """Return the instant of the monotonic clock, in seconds."""
         return self.runtime.now()
+
+    def incident(self, kind: IncidentKind, number: int, after: float = 0.0, **facts: Any) -> Incident:
+        """Return an incident of this node, ``after`` seconds in round ``number``; ``facts`` are its other fields."""
+        host = str(self.info)
+        return Incident(kind=kind, round=number, node_id=self.info.node_id, host=host, after=round(after, 6), **facts)
 
     def assignments(self, current: Round, restart_count: int) -> list[Assignment]:
         """Return the assignments of this node's local ranks in a round."""
@@ -102,12 +109,16 @@ class Worker:
     raised: bool = False  # whether an exception was ending it when the stop of a broken round began
     over: bool = False  # whether it had reported the end of its program when the stop of a broken round began
     told_to_end: bool = False  # whether the warden has sent it SIGTERM or SIGKILL
-    failed_early: bool = False  # whether it has reported a failure before the warden has reported its start
 
     @property
     def is_running(self) -> bool:
         """Whether its process has started and has not ended."""
         return self.pid is not None and self.exit_code is None
+
+    @property
+    def has_reported_failure(self) -> bool:
+        """Whether it lives and has reported that an exception has ended its program."""
+        return self.is_running and self.reported.over and not self.reported.records
 
     @property
     def has_left_early(self) -> bool:

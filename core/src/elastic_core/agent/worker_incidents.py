@@ -28,9 +28,8 @@ from elastic_core.agent.failure_cause import (
 from elastic_core.agent.worker import Node, Worker
 from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.assignment import Assignment
-from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
-from elastic_core.exit_codes import describe_exit, signal_name
+from elastic_core.exit_codes import signal_name
 from elastic_core.host.addresses import says_loopback
 from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
 from elastic_core.host.oom import OomCounter
@@ -43,9 +42,6 @@ from elastic_core.incidents import (
     has_wrong_arguments,
 )
 from elastic_core.monitors import Signal
-from elastic_core.protocol.entries import Round
-from elastic_core.protocol.ranks import place
-from elastic_core.protocol.roster import NodeInfo
 from elastic_core.threads import bounded
 from elastic_core.warden import messages
 from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER
@@ -68,39 +64,28 @@ def import_failure_path() -> None:
         import_module(f"elastic_core.{name}")
 
 
-def worker_incident(
-    info: NodeInfo,
-    worker: Worker,
-    after: float,
-    kind: IncidentKind = IncidentKind.WORKER_FAILED,
-    *,
-    cause: Cause,
-    exit_code: int | None = None,
-) -> Incident:
+def worker_incident(node: Node, worker: Worker, after: float, cause: Cause) -> Incident:
     """Return the incident of a worker that failed ``after`` seconds in its round."""
-    return Incident(
-        kind=kind,
-        round=worker.assignment.round,
-        node_id=info.node_id,
-        host=str(info),
-        after=after,
+    return node.incident(
+        cause.kind,
+        worker.assignment.round,
+        after,
         rank=worker.assignment.rank,
         local_rank=worker.assignment.local_rank,
         pid=worker.pid,
-        exit_code=exit_code,
+        exit_code=cause.exit_code,
         message=cause.message[:MESSAGE_MAX_CHARACTERS],
         exception=cause.exception,
         follows_peer=cause.follows_peer,
         detail=cause.detail[-DETAIL_MAX_CHARACTERS:],
         log=worker.streams.stderr_path or "",
         where=cause.where,
+        checkpoint=named_checkpoint(cause.paths, node.config.checkpoint_path),
     )
 
 
-def exit_incident(
-    node: Node, worker: Worker, after: float, exit_code: int, sent: Signal | None, *, oom: OomCounter | None = None
-) -> tuple[Incident, str]:
-    """Return the incident of a worker that ended with an exit code, and the text that says why (:class:`Cause`).
+def exit_cause(worker: Worker, after: float, exit_code: int, sent: Signal | None, oom: OomCounter | None) -> Cause:
+    """Return why a worker ended with an exit code.
 
     Args:
         after: Seconds since the start of the round.
@@ -110,28 +95,25 @@ def exit_incident(
     """
     cause = cause_of(worker, exit_code)
     if line := wrong_address(f"{cause.text}\n{cause.detail}", worker.assignment):
-        detail = f"{cause.detail.rstrip()}\n{line}"
-        cause = replace(cause, text=f"{line}\n{cause.text}", detail=detail, follows_peer=False)
+        cause = replace(cause.with_line(line), text=f"{line}\n{cause.text}", follows_peer=False)
     if oom is not None and exit_code == -signal.SIGKILL:
-        detail = f"{cause.detail.rstrip()}\nmemory.events: oom_kill 1".lstrip("\n")
-        cause = Cause(message=describe_oom(oom.limit_bytes()), exception=OUT_OF_MEMORY, detail=detail)
+        cause = Cause(message=describe_oom(oom.limit_bytes()), exception=OUT_OF_MEMORY, detail=cause.detail)
+        cause = cause.with_line("memory.events: oom_kill 1")
     if worker.pid is not None and -exit_code in CORE_SIGNALS:
         began = time.time() - after - CLOCK_STEP_SECONDS
         with contextlib.suppress(TimeoutError):  # a large directory on a slow disk: recovery does not wait for it
             if dump := bounded(partial(describe_core_dump, worker.pid, ".", began), CORE_DUMP_MAX_SECONDS):
-                cause = replace(cause, detail=f"{cause.detail.rstrip()}\n{dump}".lstrip("\n"))
+                cause = cause.with_line(dump)
     if sent is not None and exit_code == -sent.signum:
         message = f"was sent {signal_name(sent.signum)} because {sent.why}"
-        ended = replace(cause, message=message, exception="")
-        return worker_incident(node.info, worker, after, cause=ended), cause.text
-    kind = IncidentKind.WORKER_FAILED
+        return replace(cause, message=message, exception="", paths=())
+    kind = cause.kind
     if worker.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS:
         port = re.compile(rf"\b{worker.assignment.master_port}\b")
         lines = [line for text in (cause.text, worker.streams.tail()) for line in text.splitlines()]
         in_use = [line for line in lines if "EADDRINUSE" in line or "already in use" in line]  # torch's, the system's
         kind = IncidentKind.PORT_TAKEN if any(map(port.search, in_use)) else kind
-    incident = worker_incident(node.info, worker, after, kind, cause=cause, exit_code=exit_code)
-    return replace(incident, checkpoint=named_checkpoint(cause.paths, node.config.checkpoint_path)), cause.text
+    return replace(cause, kind=kind, exit_code=exit_code)
 
 
 def cause_of(worker: Worker, exit_code: int) -> Cause:
@@ -148,23 +130,17 @@ def has_raised(worker: Worker) -> bool:
     return bool(cause_of(worker, EXCEPTION_EXIT_CODE).exception)
 
 
-def early_exit_incident(
-    info: NodeInfo, workers: Sequence[Worker], failure: Incident | None, started_at: float
-) -> Incident | None:
-    """Return the incident of the first worker that has left early, if that explains ``failure``.
-
-    Args:
-        failure: The failure that ended the round; it follows from the loss of a peer.
-        started_at: When the round began, on the clock of :attr:`Worker.ended_at`.
-    """
-    first = min((worker for worker in workers if worker.has_left_early), key=lambda it: it.ended_at, default=None)
-    if first is None or failure is None or not failure.follows_peer:
+def early_exit(workers: Sequence[Worker], failure: Incident | None) -> tuple[Worker, Cause] | None:
+    """Return the first worker that has left early, if that explains ``failure``, which ended the round."""
+    left = [worker for worker in workers if worker.has_left_early]
+    if not left or failure is None or not failure.follows_peer:
         return None
-    kind = IncidentKind.WORKER_FAILED if first.terminated else IncidentKind.EXITED_EARLY
-    message = "" if first.terminated else describe_early_exit(failure)
-    cause = Cause(message=message, detail=first.streams.tail())
+    first = min(left, key=lambda worker: worker.ended_at)
     code = None if first.exit_code else 0  # one whose program had ended was killed before it exited
-    return worker_incident(info, first, round(first.ended_at - started_at, 6), kind, cause=cause, exit_code=code)
+    cause = Cause(detail=first.streams.tail(), exit_code=code)
+    if not first.terminated:
+        cause = replace(cause, kind=IncidentKind.EXITED_EARLY, message=describe_early_exit(failure))
+    return first, cause
 
 
 def wrong_address(text: str, place: Assignment) -> str:
@@ -199,38 +175,11 @@ def failed_alike(worker: Worker, failure: Incident) -> bool:
 
 def describe_oom(limit: int | None) -> str:
     """Return the message of a worker that the kernel killed for want of memory; ``limit`` is its cgroup's, in bytes."""
-    used_up = "the host has no memory left" if limit is None else f"its cgroup has used up {describe_size(limit)}"
+    used_up = "the host has no memory left"
+    if limit is not None:
+        size = f"{limit / 2**30:.1f} GiB" if limit >= 2**30 else f"{limit / 2**20:.0f} MiB"
+        used_up = f"its cgroup has used up {size}"
     return f"{OUT_OF_MEMORY}: the kernel killed the worker, because {used_up}"
-
-
-def describe_size(size: int) -> str:
-    """Return a number of bytes for people: ``1.5 GiB``, ``300 MiB``."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
-
-
-def store_incident(info: NodeInfo, current: Round, after: float, ended: messages.ServiceEnded | None) -> Incident:
-    """Return the incident of the workers' store on this node, which has ended, or was not there."""
-    how = "was not there" if ended is None else describe_exit(ended.returncode)
-    return Incident(
-        kind=IncidentKind.STORE_DIED,
-        round=current.number,
-        node_id=info.node_id,
-        host=str(info),
-        after=after,
-        message=f"the process that holds the workers' store {how}",
-    )
-
-
-def start_incident(info: NodeInfo, current: Round, error: ElasticError | OSError) -> Incident:
-    """Return the incident of a round whose start failed: no descriptors, a full disk, a plugin that raised."""
-    return Incident(
-        kind=IncidentKind.START_FAILED,
-        round=current.number,
-        node_id=info.node_id,
-        host=str(info),
-        rank=place(current.members, info.node_id).first_rank,
-        message=f"the workers could not be started: {getattr(error, 'message', error)}"[:500],
-    )
 
 
 def worker_stuck(stuck: messages.Stuck) -> Event:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elastic_core.agent import worker_channels
+from elastic_core.agent import worker_channels, worker_incidents
 from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
@@ -20,23 +20,11 @@ from elastic_core.agent.output import Output
 from elastic_core.agent.run_summary import Interruptions, Recovery, initialized, recovered, restarted
 from elastic_core.agent.worker import Node, Worker, WorkerRows, error_file, ignored_signals, line_prefix
 from elastic_core.agent.worker_channels import Reports
-from elastic_core.agent.worker_incidents import (
-    early_exit_incident,
-    exit_incident,
-    failed_alike,
-    has_raised,
-    import_failure_path,
-    start_incident,
-    store_incident,
-    worker_failed,
-    worker_incident,
-    worker_lingers,
-    worker_stuck,
-    workers_signalled,
-)
+from elastic_core.agent.worker_incidents import import_failure_path
 from elastic_core.assignment import Assignment
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
+from elastic_core.exit_codes import describe_exit
 from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
 from elastic_core.monitors import PlannedStop, RankFailed, RunningRound, WorkerView
@@ -44,6 +32,7 @@ from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round
+from elastic_core.protocol.ranks import place
 from elastic_core.protocol.roster import LocalWorkers
 from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages
@@ -127,12 +116,10 @@ class WorkerGroup:
     _rows: WorkerRows = field(default_factory=WorkerRows)
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _reasons: set[str] = field(default_factory=set)  # the reported reasons why workers started fresh
-    _prepared: bool = False  # whether it was scheduled to import what a failure needs
-    _directory_of: int = 0  # the round before the current one; 0 for none
 
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. Failures come later, as events."""
-        node, warm = self.node, self.warden.starter is not None
+        node, warm, before = self.node, self.warden.starter is not None, self._round.running.number  # 0 for none
         fresh = "" if warm else "the warm start is off"
         self._round = LocalRound(started_at=node.now(), oom_kills=self.oom.read(), fresh=fresh)
         self.reports.clear()
@@ -140,10 +127,9 @@ class WorkerGroup:
         self._begin_monitors(current)
         for assignment in node.assignments(current, restart_count):
             self._start_worker(assignment, warm=warm)
-        if warm and not self._directory_of:
+        if warm and not before:
             prepare_later(LONG_IMPORT_SECONDS, lambda: self._say_import(current.number), name="elastic-import")
-        remove_round(node.directory / f"round_{self._directory_of}", temporary=node.temporary)
-        self._directory_of = current.number
+        remove_round(node.directory / f"round_{before}", temporary=node.temporary)
 
     def _start_worker(self, assignment: Assignment, *, warm: bool) -> None:
         config, plugins, tag = self.node.config, self.node.plugins, next(self._tags)
@@ -215,38 +201,35 @@ class WorkerGroup:
                 return node_events.Progressed(number)
             case RankFailed():
                 return self._fail_rank(event)
-            case worker_channels.ListenAgain():
-                self.reports.listen_again(event.tag)
+            case worker_channels.ListenAgain(tag):
+                self.reports.listen_again(tag)
             case messages.Signalled():
                 self._round.note_signal(event)
-                self.node.publish(workers_signalled(event, {worker.pid for worker in self.workers}))
+                pids = {worker.pid for worker in self.workers}
+                self.node.publish(worker_incidents.workers_signalled(event, pids))
             case messages.Stuck():
-                self.node.publish(worker_stuck(event))
+                self.node.publish(worker_incidents.worker_stuck(event))
             case _ if worker := self._round.workers.get(getattr(event, "tag", 0)):
                 return self._handle_of(worker, event)
         return None
 
     def _handle_of(self, worker: Worker, event: object) -> node_events.NodeEvent | None:
         """Handle an event of one worker of the current round."""
-        number, rank = worker.assignment.round, worker.assignment.rank
+        rank = worker.assignment.rank
         match event:
             case messages.Spawned():
                 worker.pid = event.pid
                 self._round.unlearned = max(self._round.unlearned, event.unlearned)
                 if not self._round.over and self._round.has_started:
-                    self._say_started(number)
-                if worker.failed_early and worker.exit_code is None:
-                    return self._fail_raised(worker)
-                return self._progress(number)
+                    self._say_started()
+                return self._fail_exit(worker, EXCEPTION_EXIT_CODE) if worker.has_reported_failure else self._progress()
             case worker_channels.Initialized():
                 worker.initialized = True
-                return self._progress(number)
-            case worker_channels.Failed() if worker.exit_code is None:
-                if worker.pid is not None:
-                    return self._fail_raised(worker)
-                worker.failed_early = True  # the warden reports the start over another channel
+                return self._progress()
+            case worker_channels.Failed() if worker.is_running:  # else the warden has yet to report the start
+                return self._fail_exit(worker, EXCEPTION_EXIT_CODE)
             case worker_channels.Lingers() if worker.exit_code is None:
-                self.node.publish(worker_lingers(rank, worker.pid))
+                self.node.publish(worker_incidents.worker_lingers(rank, worker.pid))
             case worker_channels.Stepped():
                 return self._stepped(worker, event)
             case worker_channels.Advanced():
@@ -257,23 +240,16 @@ class WorkerGroup:
             case messages.StartedFresh():
                 self._say_fresh(rank, event.why)
             case messages.SpawnFailed(error=error):
-                return self._fail(worker, self._incident(worker, Cause(message=error), IncidentKind.START_FAILED))
+                return self._fail(worker, Cause(message=error, kind=IncidentKind.START_FAILED))
             case messages.Exited(pid=pid, returncode=code, at=at):
                 worker.pid, worker.exit_code, worker.ended_at = pid, code, at
-                return self._exited(worker) if code == 0 else self._failed(worker, code)
+                return self._exited(worker) if code == 0 else self._fail_exit(worker, code)
             case worker_channels.Terminated() if worker.pid and not self._round.over:
                 if self._round.notice is not None:
                     return self._exited(worker)
                 self.interruptions.begin(self.node.now(), worker.ended_at)
-                after = round(worker.ended_at - self._round.started_at, 6)
-                return self._fail(worker, worker_incident(self.node.info, worker, after, cause=Cause(), exit_code=0))
+                return self._fail(worker, Cause(exit_code=0), at=worker.ended_at)
         return None
-
-    def _failed(self, worker: Worker, code: int) -> node_events.WorkerFailed | None:
-        """Fail the round for a worker that has exited with another code than 0."""
-        self.interruptions.begin(self.node.now(), worker.ended_at)
-        self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
-        return self._fail(worker, *self._exit_incident(worker, code))
 
     def _exited(self, worker: Worker) -> node_events.NodeEvent | None:
         """Note that a worker has exited with 0; return the node event that follows if it was the last."""
@@ -320,11 +296,10 @@ class WorkerGroup:
 
     def early_exit(self, failure: Incident | None) -> node_events.WorkerFailed | None:
         """Return the first local worker that has left early, if that explains the round's failure."""
-        early = early_exit_incident(self.node.info, self.workers, failure, self._round.started_at)
-        if early is None or early.rank is None:
+        if (found := worker_incidents.early_exit(self.workers, failure)) is None:
             return None
-        step, counts_on = self.progress.step(early.rank)
-        return self._publish_failure(replace(early, step=step, counts_on=counts_on))
+        worker, cause = found
+        return self._publish_failure(self._incident(worker, cause, at=worker.ended_at))
 
     def note_next_round(self) -> None:
         """Note that this node has read the next round."""
@@ -341,7 +316,7 @@ class WorkerGroup:
         self._drain_streams()
         self._look_last()
         self.close()
-        alike = 0 if failure is None else sum(failed_alike(worker, failure) for worker in self.workers)
+        alike = 0 if failure is None else sum(worker_incidents.failed_alike(worker, failure) for worker in self.workers)
         self._round.workers.clear()
         self.reports.clear()
         return alike
@@ -382,27 +357,22 @@ class WorkerGroup:
 
     def lose_store(self, current: Round, ended: messages.ServiceEnded | None) -> node_events.WorkerFailed | None:
         """End the round whose store was here and is gone; no worker failed, so no restart is spent."""
-        return self._fail(None, store_incident(self.node.info, current, self._after(), ended))
-
-    def fail_start(self, current: Round, error: ElasticError | OSError) -> node_events.WorkerFailed:
-        """Return the failure of a round whose workers could not be started."""
-        return node_events.WorkerFailed(
-            self.node.plugins.explain_failure(start_incident(self.node.info, current, error))
+        how = "was not there" if ended is None else describe_exit(ended.returncode)
+        message = f"the process that holds the workers' store {how}"
+        return self._report_failure(
+            self.node.incident(IncidentKind.STORE_DIED, current.number, self._after(), message=message)
         )
 
-    def _after(self) -> float:
-        """Return the seconds since the start of the round."""
-        return round(self.node.now() - self._round.started_at, 6)
+    def fail_start(self, current: Round, error: ElasticError | OSError) -> node_events.WorkerFailed:
+        """Return the failure of a round whose start failed: no descriptors, a full disk, a plugin that raised."""
+        rank = place(current.members, self.node.info.node_id).first_rank
+        message = f"the workers could not be started: {getattr(error, 'message', error)}"[:500]
+        incident = self.node.incident(IncidentKind.START_FAILED, current.number, rank=rank, message=message)
+        return node_events.WorkerFailed(self.node.plugins.explain_failure(incident))
 
-    def _exit_incident(self, worker: Worker, exit_code: int) -> tuple[Incident, str]:
-        self._read_steps()  # the worker's end may be known before its last report is read
-        sent = self._round.running.signals.get(worker.pid or 0)
-        killed_for_memory = worker.pid not in self._round.killed and self.oom.read() > self._round.oom_kills
-        oom = self.oom if killed_for_memory else None
-        return exit_incident(self.node, worker, self._after(), exit_code, sent, oom=oom)
-
-    def _incident(self, worker: Worker, cause: Cause, kind: IncidentKind = IncidentKind.WORKER_FAILED) -> Incident:
-        return worker_incident(self.node.info, worker, self._after(), kind, cause=cause)
+    def _after(self, at: float | None = None) -> float:
+        """Return the seconds from the start of the round until an instant, by default now."""
+        return (self.node.now() if at is None else at) - self._round.started_at
 
     def _say_import(self, number: int) -> None:
         """Publish that the workers of a round wait for the starter, if none has started. For any thread."""
@@ -419,28 +389,27 @@ class WorkerGroup:
             message = f"rank {rank} starts fresh, without the warm start: {why}"
             self.node.publish(Event("started_fresh", message, fields={"rank": rank, "why": why}))
 
-    def _say_started(self, number: int) -> None:
-        count, took = len(self._round.workers), self._after()
+    def _say_started(self) -> None:
+        number, count, took = self._round.running.number, len(self._round.workers), round(self._after(), 6)
         fields: dict[str, Field] = {"round": number, "workers": count, "took_s": took}
         message = f"{count} local worker(s) of round {number} run"
         self.node.publish(Event("workers_started", message, Level.DEBUG, fields))
-        if (recovery := self.interruptions.end(self.node.now())) is None:
+        self._round.recovered = recovery = self.interruptions.end(self.node.now())
+        if recovery is None:
             prepare_later(IDLE_AFTER_SECONDS, import_failure_path, name="elastic-prepare")
         else:
             self.node.publish(recovered(number, recovery))
             self.node.publish(restarted(number, recovery, self._round.fresh, self._round.unlearned))
-            self._round.recovered = recovery
 
-    def _progress(self, number: int) -> node_events.Progressed | None:
+    def _progress(self) -> node_events.Progressed | None:
         """Return Progressed once all local workers run and are in the process group."""
-        ready = self._round.has_started and all(worker.initialized for worker in self.workers)
-        if self._round.initialized or self._round.over or not ready:
+        current, recovery = self._round, self._round.recovered
+        ready = current.has_started and all(worker.initialized for worker in self.workers)
+        if current.initialized or current.over or not ready:
             return None
-        self._round.initialized = True
-        now, recovery = self.node.now(), self._round.recovered
-        self.node.publish(initialized(number, len(self._round.workers), self._after(), recovery, now))
-        if not self._prepared:
-            self._prepared = True
+        current.initialized, number, took = True, current.running.number, round(self._after(), 6)
+        self.node.publish(initialized(number, len(current.workers), took, recovery, self.node.now()))
+        if recovery is None:
             prepare_later(PREPARE_AFTER_SECONDS, import_failure_path, name="elastic-prepare")
         return node_events.Progressed(number)
 
@@ -465,24 +434,39 @@ class WorkerGroup:
         known = first and all(other.step is not None for other in self._round.workers.values())
         return node_events.TakesNotices(worker.assignment.round) if known else None
 
-    def _fail(self, worker: Worker | None, incident: Incident, text: str = "") -> node_events.WorkerFailed | None:
+    def _fail_exit(self, worker: Worker, code: int) -> node_events.WorkerFailed | None:
+        """Fail the round for a worker that has exited with ``code``, or will, as an exception has ended its program."""
+        self.interruptions.begin(self.node.now(), worker.ended_at or None)
+        if worker.is_running:
+            self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
+        else:
+            self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
+        self._read_steps()  # the worker's end may be known before its last report is read
+        sent = self._round.running.signals.get(worker.pid or 0)
+        killed_for_memory = worker.pid not in self._round.killed and self.oom.read() > self._round.oom_kills
+        oom = self.oom if killed_for_memory else None
+        return self._fail(worker, worker_incidents.exit_cause(worker, self._after(), code, sent, oom))
+
+    def _fail(self, worker: Worker, cause: Cause, *, at: float | None = None) -> node_events.WorkerFailed | None:
+        """Fail the round for a worker that failed at an instant, by default now."""
+        self._read_steps()
+        return self._report_failure(self._incident(worker, cause, at), cause.text, worker)
+
+    def _incident(self, worker: Worker, cause: Cause, at: float | None = None) -> Incident:
+        step, counts_on = self.progress.step(worker.assignment.rank)
+        incident = worker_incidents.worker_incident(self.node, worker, self._after(at), cause)
+        return replace(incident, step=step, counts_on=counts_on)
+
+    def _report_failure(
+        self, incident: Incident, text: str = "", worker: Worker | None = None
+    ) -> node_events.WorkerFailed | None:
         """Report the first failure, and a later one if it explains the first; ``text`` says why."""
-        if incident.rank is not None:
-            self._read_steps()  # the worker's end may be known before its last report is read
-            step, counts_on = self.progress.step(incident.rank)
-            incident = replace(incident, step=step, counts_on=counts_on)
         if self._round.over:
             return self._publish_failure(incident, text) if self._round.is_cause(worker, incident) else None
         self._round.over, self._round.notice = True, None
         if distance_to_cause(incident):
             self._want_cause()
         return self._publish_failure(incident, text)
-
-    def _fail_raised(self, worker: Worker) -> node_events.WorkerFailed | None:
-        """Fail the round for a worker that reports that an exception has ended its program, and that still lives."""
-        self.interruptions.begin(self.node.now())
-        self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
-        return self._fail(worker, *self._exit_incident(worker, EXCEPTION_EXIT_CODE))
 
     def _fail_rank(self, failed: RankFailed) -> node_events.WorkerFailed | None:
         """Fail the round for a living worker, as a monitor wants it."""
@@ -494,7 +478,7 @@ class WorkerGroup:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(worker.pid, signal.SIGKILL)
             cause = named_cause(failed.name, failed.message) if failed.name else Cause(message=failed.message)
-            return self._fail(worker, self._incident(worker, cause))
+            return self._fail(worker, cause)
         return None
 
     def _begin_monitors(self, current: Round) -> None:
@@ -527,7 +511,7 @@ class WorkerGroup:
         living = [worker for worker in self.workers if worker.exit_code is None]
         self.output.catch_up([worker.streams for worker in living], DRAIN_MAX_SECONDS)
         for worker in living:
-            worker.raised = has_raised(worker)
+            worker.raised = worker_incidents.has_raised(worker)
 
     def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:
         """Publish a failure; return it for the node, with its explanation."""
@@ -538,7 +522,7 @@ class WorkerGroup:
         if incident.rank is None:
             self.node.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
             return node_events.WorkerFailed(incident)
-        self.node.publish(worker_failed(incident))
+        self.node.publish(worker_incidents.worker_failed(incident))
         return node_events.WorkerFailed(incident)
 
     def _drain_streams(self) -> None:
