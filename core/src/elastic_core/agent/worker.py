@@ -1,4 +1,4 @@
-"""One local rank of a round: its assignment, the state of its process, and what the node's row says of it."""
+"""A node in its run, and one local rank of a round: its assignment, and the state of its process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from elastic_core.agent.failure_cause import Reported
@@ -19,12 +18,11 @@ from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
 from elastic_core.host.addresses import collective_interfaces
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.monitors import RunningRound, WorkerView
+from elastic_core.monitors import WorkerView
 from elastic_core.plugins.manager import Plugins
-from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.ranks import place
-from elastic_core.protocol.roster import LocalWorkers, NodeInfo, SavedStep
+from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.runtime import RUNTIME, Runtime
 
 
@@ -148,12 +146,6 @@ def error_file(directory: Path, number: int, rank: int) -> Path:
     return directory / f"round_{number}" / f"rank_{rank}" / "error.json"
 
 
-def line_prefix(template: str, assignment: Assignment) -> str:
-    """Return the prefix of each line of a worker on the console; unknown names in ``template`` stay as they are."""
-    names = {"role_name": assignment.role, "rank": assignment.rank, "local_rank": assignment.local_rank}
-    return Template(template).safe_substitute(names)
-
-
 def ignored_signals(config: RunConfig) -> frozenset[int]:
     """Return the signals that workers ignore until they set a handler.
 
@@ -162,52 +154,3 @@ def ignored_signals(config: RunConfig) -> frozenset[int]:
     """
     python = config.program.kind is not ProgramKind.EXECUTABLE
     return frozenset({signal.SIGUSR1, signal.SIGUSR2}.intersection(config.signals_to_handle or ()) if python else ())
-
-
-@dataclass(slots=True)
-class WorkerRows:
-    """Makes the part of the row. Instants are the agent's monotonic clock, in seconds."""
-
-    _told: object = None  # what was told last, with instants in place of ages
-    _snapshot: tuple[tuple[int, int], float] | None = None  # the newest, and when it was noticed
-
-    def look(
-        self,
-        workers: Sequence[Worker],
-        running: RunningRound,
-        snapshot: tuple[int, int] | None,
-        *,
-        now: float,
-        heartbeat: int,
-        store: float,
-    ) -> LocalWorkers | None:
-        """Return what there is to say; None if that is what was said last.
-
-        Args:
-            running: Their round, with its progress and the notes of monitors.
-            snapshot: The round and step of the newest that workers keep in memory.
-            store: The seconds that the store took to answer it.
-        """
-        progress, checkpoint = running.progress.newest(), running.progress.last_checkpoint()
-        known = [progress.get(worker.assignment.rank, (Progress(), None)) for worker in workers]
-        if snapshot is None or self._snapshot is None or self._snapshot[0] != snapshot:
-            self._snapshot = None if snapshot is None else (snapshot, now)
-        found = LocalWorkers(
-            heartbeat=heartbeat,
-            pids=tuple(worker.pid for worker in workers),
-            steps=tuple(reached.step for reached, _ in known),
-            seconds=tuple(None if ago is None else round(ago, 1) for _, ago in known),
-            snapshot=None
-            if self._snapshot is None
-            else SavedStep(self._snapshot[0][1], round(now - self._snapshot[1], 1)),
-            checkpoint=None if checkpoint is None else SavedStep(checkpoint[0], round(checkpoint[1], 1)),
-            store=round(store, 4),
-            notes={**running.notes},
-        )
-        moved = [None if ago is None else round(now - ago) for _, ago in known]
-        saved = None if checkpoint is None else round(now - checkpoint[1])
-        told = (found.pids, found.steps, moved, self._snapshot, saved, found.notes)
-        if told == self._told:
-            return None
-        self._told = told
-        return found

@@ -17,7 +17,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from elastic_core.agent.failure_cause import Reported
 from elastic_core.agent.fd_store import FdStore
@@ -287,7 +287,7 @@ def _parse(packet: bytes) -> Mapping[str, Any]:
     return message
 
 
-def _is_step(value: object) -> bool:
+def _is_step(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and 0 <= value < LARGEST_STEP
 
 

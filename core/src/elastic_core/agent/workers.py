@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from elastic_core.agent import worker_channels, worker_incidents
@@ -18,7 +19,7 @@ from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
 from elastic_core.agent.output import Output
 from elastic_core.agent.run_summary import Interruptions, Recovery, initialized, recovered, restarted
-from elastic_core.agent.worker import Node, Worker, WorkerRows, error_file, ignored_signals, line_prefix
+from elastic_core.agent.worker import Node, Worker, error_file, ignored_signals
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.worker_incidents import import_failure_path
 from elastic_core.assignment import Assignment
@@ -33,7 +34,7 @@ from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.ranks import place
-from elastic_core.protocol.roster import LocalWorkers
+from elastic_core.protocol.roster import LocalWorkers, SavedStep
 from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages
 from elastic_core.warden.client import Warden
@@ -113,7 +114,8 @@ class WorkerGroup:
     stop_facts: dict[str, Mapping[str, Field]] = field(default_factory=dict)
     """What monitors have found out after the last planned stop, by the name of their event."""
     _round: LocalRound = field(default_factory=LocalRound)  # the current one, or the last
-    _rows: WorkerRows = field(default_factory=WorkerRows)
+    _snapshot: tuple[tuple[int, int] | None, float] = (None, 0.0)  # the newest in memory, and when it was noticed
+    _described: object = None  # what the node's row was given last, with instants in place of ages
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _reasons: set[str] = field(default_factory=set)  # the reported reasons why workers started fresh
 
@@ -141,7 +143,9 @@ class WorkerGroup:
             rank=assignment.rank,
             local_rank=assignment.local_rank,
             directory=directory,
-            prefix=line_prefix(config.line_prefix, assignment),
+            prefix=Template(config.line_prefix).safe_substitute(  # unknown names stay as they are
+                role_name=assignment.role, rank=assignment.rank, local_rank=assignment.local_rank
+            ),
         )
         self._round.workers[tag] = worker = Worker(assignment, streams, tag=tag)
         with contextlib.closing(streams), self.reports.open(tag, worker.reported) as control:
@@ -177,20 +181,33 @@ class WorkerGroup:
         return bool(self._round.workers) and all(worker.is_running for worker in self.workers)
 
     def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
-        """Return what the node's row says of its workers; arguments as of :class:`WorkerRows`. None for nothing new."""
-        return self._rows.look(
-            self.workers,
-            self._round.running,
-            self._newest_snapshot(),
-            now=self.node.now(),
-            heartbeat=heartbeat,
-            store=store,
-        )
+        """Return what the node's row says of its workers; None if that is what it said last, but for the time.
 
-    def newest_step(self) -> int | None:
-        """Return the newest step that a local rank is known to have reached; None where none is known."""
-        steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
-        return max(steps, default=None)
+        Args:
+            heartbeat: The number of the last heartbeat.
+            store: The seconds that the store took to answer it.
+        """
+        now, progress, checkpoint = self.node.now(), self.progress.newest(), self.progress.last_checkpoint()
+        known = [progress.get(worker.assignment.rank, (Progress(), None)) for worker in self.workers]
+        if (snapshot := self._newest_snapshot()) != self._snapshot[0]:
+            self._snapshot = (snapshot, now)
+        found = LocalWorkers(
+            heartbeat=heartbeat,
+            pids=tuple(worker.pid for worker in self.workers),
+            steps=tuple(reached.step for reached, _ in known),
+            seconds=tuple(None if ago is None else round(ago, 1) for _, ago in known),
+            snapshot=None if snapshot is None else SavedStep(snapshot[1], round(now - self._snapshot[1], 1)),
+            checkpoint=None if checkpoint is None else SavedStep(checkpoint[0], round(checkpoint[1], 1)),
+            store=round(store, 4),
+            notes={**self._round.running.notes},
+        )
+        moved = [None if ago is None else round(now - ago) for _, ago in known]
+        saved = None if checkpoint is None else round(now - checkpoint[1])
+        described = (found.pids, found.steps, moved, self._snapshot, saved, found.notes)
+        if described == self._described:
+            return None
+        self._described = described
+        return found
 
     def handle(
         self, event: messages.WardenEvent | worker_channels.Report | RankFailed | ProgressEvent
@@ -331,6 +348,7 @@ class WorkerGroup:
             return
         (began, had), ended = self._round.notice, self.node.now()
         self._read_steps()
+        steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
         self.stop_facts = {}
         for look in self._round.running.last_looks:
             checkpoint = self.progress.last_checkpoint()
@@ -338,7 +356,7 @@ class WorkerGroup:
                 checkpoint = checkpoint[0], max(0.0, checkpoint[1] - (self.node.now() - ended))
             snapshot = self._newest_snapshot()
             step = None if snapshot is None else snapshot[1]
-            stop = PlannedStop(had, ended - began, self.newest_step(), checkpoint, step)
+            stop = PlannedStop(had, ended - began, max(steps, default=None), checkpoint, step)
             with contextlib.suppress(TimeoutError):
                 if (found := bounded(partial(look, stop), LAST_LOOK_MAX_SECONDS)) is not None:
                     self.stop_facts[found.name] = found.fields
