@@ -20,7 +20,7 @@ from pathlib import Path
 
 from elastic_core.agent.console import Console, DirectConsole, open_terminal_like, window_size
 from elastic_core.agent.directories import make_directories
-from elastic_core.agent.error_files import telling_lines
+from elastic_core.agent.failure_cause import telling_lines
 from elastic_core.agent.stream_lines import Filtered, FoldedTracebacks, Lines, LogFile, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.config.parse import Stream, StreamMap

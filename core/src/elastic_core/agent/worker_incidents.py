@@ -16,12 +16,12 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from elastic_core.agent.error_files import error_file_data
 from elastic_core.agent.failure_cause import (
     DETAIL_MAX_CHARACTERS,
     EXCEPTION_EXIT_CODE,
     MESSAGE_MAX_CHARACTERS,
     Cause,
+    error_file_data,
     find_cause,
     named_checkpoint,
 )

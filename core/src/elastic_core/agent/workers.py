@@ -15,8 +15,7 @@ from typing import Any
 
 from elastic_core.agent import worker_channels, worker_incidents
 from elastic_core.agent.directories import make_directories, remove_round
-from elastic_core.agent.error_files import error_file_data
-from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
+from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, error_file_data, named_cause
 from elastic_core.agent.output import Output
 from elastic_core.agent.run_summary import Interruptions, Recovery, initialized, recovered, restarted
 from elastic_core.agent.worker import Node, Worker, error_file, ignored_signals
