@@ -6,25 +6,25 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from elastic_core.agent import worker_channels, worker_incidents
+from elastic_core.agent import worker_channels
 from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, error_file_data, named_cause
 from elastic_core.agent.output import Output
 from elastic_core.agent.run_summary import Interruptions, Recovery, initialized, recovered, restarted
-from elastic_core.agent.worker import Node, Worker, error_file, ignored_signals
-from elastic_core.agent.worker_channels import Reports
-from elastic_core.agent.worker_incidents import import_failure_path
+from elastic_core.agent.worker import Node, Worker, early_exit, error_file, ignored_signals
+from elastic_core.agent.worker_channels import LINGERING, Reports
 from elastic_core.assignment import Assignment
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
-from elastic_core.exit_codes import describe_exit
+from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
 from elastic_core.monitors import PlannedStop, RankFailed, RunningRound, WorkerView
@@ -43,6 +43,15 @@ LAST_LOOK_MAX_SECONDS = 0.2  # for each look of a monitor after a planned stop, 
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
 IDLE_AFTER_SECONDS = 3.0  # after the first start of workers, for those that never have a process group
 LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the starter, after which a line says so
+
+FAILURE_PATH = ("agent.launcher_error_file", "plugins.verdicts")
+"""The modules that only a failure needs. An upgrade may have replaced or removed them until then."""
+
+
+def import_failure_path() -> None:
+    """Import what only a failure needs: a recovery would wait 20 ms of CPU for that."""
+    for name in FAILURE_PATH:
+        import_module(f"elastic_core.{name}")
 
 
 @dataclass
@@ -222,9 +231,12 @@ class WorkerGroup:
             case messages.Signalled():
                 self._round.note_signal(event)
                 pids = {worker.pid for worker in self.workers}
-                self.node.publish(worker_incidents.workers_signalled(event, pids))
+                self.node.publish(workers_signalled(event, pids))
             case messages.Stuck():
-                self.node.publish(worker_incidents.worker_stuck(event))
+                where = event.wchan or "an unknown place"
+                message = f"process {event.pid} ({event.name}) does not die: it waits in the kernel, in {where}"
+                fields: dict[str, Field] = {"pid": event.pid, "wchan": event.wchan}
+                self.node.publish(Event("worker_stuck", message, Level.ERROR, fields))
             case _ if worker := self._round.workers.get(getattr(event, "tag", 0)):
                 return self._handle_of(worker, event)
         return None
@@ -245,7 +257,7 @@ class WorkerGroup:
             case worker_channels.Failed() if worker.is_running:  # else the warden has yet to report the start
                 return self._fail_exit(worker, EXCEPTION_EXIT_CODE)
             case worker_channels.Lingers() if worker.exit_code is None:
-                self.node.publish(worker_incidents.worker_lingers(rank, worker.pid))
+                self.node.publish(worker_lingers(rank, worker.pid))
             case worker_channels.Stepped():
                 return self._stepped(worker, event)
             case worker_channels.Advanced():
@@ -312,7 +324,7 @@ class WorkerGroup:
 
     def early_exit(self, failure: Incident | None) -> node_events.WorkerFailed | None:
         """Return the first local worker that has left early, if that explains the round's failure."""
-        if (found := worker_incidents.early_exit(self.workers, failure)) is None:
+        if (found := early_exit(self.workers, failure)) is None:
             return None
         worker, cause = found
         return self._publish_failure(self._incident(worker, cause, at=worker.ended_at))
@@ -332,7 +344,7 @@ class WorkerGroup:
         self._drain_streams()
         self._look_last()
         self.close()
-        alike = 0 if failure is None else sum(worker_incidents.failed_alike(worker, failure) for worker in self.workers)
+        alike = 0 if failure is None else sum(worker.failed_alike(failure) for worker in self.workers)
         self._round.workers.clear()
         self.reports.clear()
         return alike
@@ -462,7 +474,7 @@ class WorkerGroup:
         sent = self._round.running.signals.get(worker.pid or 0)
         killed_for_memory = worker.pid not in self._round.killed and self.oom.read() > self._round.oom_kills
         oom = self.oom if killed_for_memory else None
-        return self._fail(worker, worker_incidents.exit_cause(worker, self._after(), code, sent, oom))
+        return self._fail(worker, worker.exit_cause(self._after(), code, sent, oom))
 
     def _fail(self, worker: Worker, cause: Cause, *, at: float | None = None) -> node_events.WorkerFailed | None:
         """Fail the round for a worker that failed at an instant, by default now."""
@@ -471,7 +483,7 @@ class WorkerGroup:
 
     def _incident(self, worker: Worker, cause: Cause, at: float | None = None) -> Incident:
         step, counts_on = self.progress.step(worker.assignment.rank)
-        incident = worker_incidents.worker_incident(self.node, worker, self._after(at), cause)
+        incident = worker.incident(self.node, self._after(at), cause)
         return replace(incident, step=step, counts_on=counts_on)
 
     def _report_failure(
@@ -528,7 +540,7 @@ class WorkerGroup:
         living = [worker for worker in self.workers if worker.exit_code is None]
         self.output.catch_up([worker.streams for worker in living], DRAIN_MAX_SECONDS)
         for worker in living:
-            worker.raised = worker_incidents.has_raised(worker)
+            worker.raised = worker.is_ending()
 
     def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:
         """Publish a failure; return it for the node, with its explanation."""
@@ -539,10 +551,48 @@ class WorkerGroup:
         if incident.rank is None:
             self.node.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
             return node_events.WorkerFailed(incident)
-        self.node.publish(worker_incidents.worker_failed(incident))
+        self.node.publish(worker_failed(incident))
         return node_events.WorkerFailed(incident)
 
     def _drain_streams(self) -> None:
         """Read what is left in the pipes of the ended workers."""
         for worker in self.workers:
             self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
+
+
+def workers_signalled(sent: messages.Signalled, workers: Collection[int | None]) -> Event:
+    """Return the event of a signal that the warden has sent to processes, perhaps to some of the ``workers``."""
+    name, named = signal_name(sent.signum), itertools.zip_longest(sent.pids, sent.names)
+    pids = ", ".join(f"{pid} ({program})" if program else str(pid) for pid, program in named)
+    level = Level.DEBUG if sent.signum == signal.SIGTERM else Level.INFO
+    own = not sent.names or any(pid in workers for pid in sent.pids)
+    started = "" if own else ", which the workers had started"
+    return Event("workers_signalled", f"sent {name} to {pids}{started}", level, {"signal": name, "pids": pids})
+
+
+def worker_failed(incident: Incident) -> Event:
+    """Return the event of a worker's failure."""
+    where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
+    consequence = " (which follows from the loss of a peer)" if incident.follows_peer else ""
+    fields: dict[str, Field] = {
+        "rank": incident.rank,
+        "pid": incident.pid,
+        "exit_code": incident.exit_code,
+        "round": incident.round,
+        "exception": incident.exception,
+        "step": incident.step,
+        "message": incident.message,
+        "where": incident.where,
+        "log": incident.log,
+    }
+    return Event("worker_failed", f"{where} {incident.describe()}{consequence}", Level.WARNING, fields)
+
+
+def worker_lingers(rank: int, pid: int | None) -> Event:
+    """Return the event of a worker whose program is over and whose interpreter does not end."""
+    message = (
+        f"rank {rank} (pid {pid}) has finished its program and does not exit: its interpreter has been ending for "
+        f"{LINGERING:.0f} s, and the job waits for it. py-spy dump --native --pid {pid} shows where it hangs; "
+        "a script whose last line is os._exit(0) does not come there"
+    )
+    return Event("worker_lingers", message, Level.WARNING, {"rank": rank, "pid": pid})
