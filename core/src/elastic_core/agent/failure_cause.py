@@ -90,11 +90,13 @@ class Frame:
 
 @dataclass(slots=True)
 class Reported:
-    """Reports of a worker about its end, over its channel."""
+    """Reports of a worker over its channel."""
 
     records: bool = False  # it records the exception that ends it
     over: bool = False  # its program has ended, by an exception or otherwise
     terminated: bool = False  # the program had handled SIGTERM before that
+    step: int | None = None  # the last one that it can take without another report
+    leaves: bool = False  # it stops, after a notice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,8 +132,7 @@ class Worker:
     exit_code: int | None = None
     ended_at: float = 0.0  # when it was reaped, if it has an exit code
     initialized: bool = False
-    step: int | None = None  # the last step that it can take without another report
-    leaves: bool = False  # whether it has reported that it stops, after a notice
+    steps: bool = False  # whether it reports steps, and so reads notices
     terminated: bool = False  # whether it has exited with 0 because of SIGTERM by an unknown hand
     tag: int = 0  # its name in events
     reported: Reported = field(default_factory=Reported)  # kept up to date by its channel
@@ -157,7 +156,7 @@ class Worker:
 
         A worker whose program was over may have been killed before it exited.
         """
-        if self.leaves or self.exit_code is None:
+        if self.reported.leaves or self.exit_code is None:
             return False
         return self.exit_code <= 0 if self.over else self.exit_code == 0 and not self.told_to_end
 

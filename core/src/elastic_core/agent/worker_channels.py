@@ -61,20 +61,8 @@ class ListenAgain(Report):
     """The second in which the channel brought too much is over."""
 
 
-@dataclass(frozen=True, slots=True)
 class Stepped(Report):
-    """A worker has taken a step, and can take ``ahead`` more without another report; or it stops after this step."""
-
-    step: int
-    ahead: int = 0
-    leaves: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Advanced(Report):
-    """A worker's script reports how far it has come (``elastic.report``)."""
-
-    progress: Progress
+    """A worker has reported its first step, and so reads notices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +79,10 @@ class _Channel:
     tag: int
     end: socket.socket
     reported: Reported
+    observe: Callable[[Progress], object]
     since: float = 0.0  # when the current window began
     count: int = 0  # packets since then
     complained: bool = False  # whether it was reported that it brought something else than a report
-    newest: Stepped | None = None
-    advanced: Advanced | None = None  # the newest
 
 
 class Reports:
@@ -117,19 +104,22 @@ class Reports:
         """Return a descriptor that is readable when :meth:`receive` has something to read."""
         return self._ready.fileno()
 
-    def open(self, tag: int, reported: Reported | None = None) -> socket.socket:
+    def open(
+        self, tag: int, reported: Reported | None = None, observe: Callable[[Progress], object] = lambda _: None
+    ) -> socket.socket:
         """Open a channel to the worker ``tag``; return the worker's end, which the caller passes on and closes.
 
         Args:
             tag: The worker.
-            reported: What it reports of its end is written here.
+            reported: Its reports are noted here.
+            observe: Called with each progress that it reports, in :meth:`receive` and :meth:`drain`.
 
         Raises:
             OSError: No descriptor is left.
         """
         ours, theirs = socket.socketpair(*worker_end.KIND)
         ours.setblocking(False)
-        self._channels[tag] = _Channel(tag, ours, reported or Reported())
+        self._channels[tag] = _Channel(tag, ours, reported or Reported(), observe)
         self.listen_again(tag)
         return theirs
 
@@ -148,24 +138,20 @@ class Reports:
         """Deliver Terminated, unless the agent gets a signal of its own, for a worker that has just exited with 0."""
         self._later(self._clock() + OWN_SIGNAL_SECONDS, Terminated(tag))
 
-    def drain(self) -> list[Stepped | Advanced] | None:
-        """Read all reports that have arrived, and return the newest progress of each worker.
+    def drain(self) -> bool:
+        """Read all packets that have arrived, and put the reports on the loop.
 
-        Progress that was read before counts too, since the loop may not have handled it yet. Reports of other kinds
-        are put on the loop. Return None if a worker has more than DRAINED_PACKETS_MAX reports to read.
+        Return False if a worker has more than DRAINED_PACKETS_MAX packets to read.
         """
-        steps: list[Stepped | Advanced] = []
         for channel in self._channels.values():
             for _ in range(DRAINED_PACKETS_MAX):
                 if (told := self._next(channel)) is None:
                     break
                 for report in told:
-                    if not isinstance(report, (Stepped, Advanced)):
-                        self._later(self._clock(), report)
+                    self._later(self._clock(), report)
             else:
-                return None
-            steps += filter(None, (channel.advanced, channel.newest))
-        return steps
+                return False
+        return True
 
     def listen_again(self, tag: int) -> None:
         """Read a channel again, if it is still open."""
@@ -245,11 +231,12 @@ class Reports:
                     raise ValueError("it reports a step, but names none")
                 if not _is_step(ahead := message.get("ahead", 0)):
                     raise ValueError("it reports steps ahead, but not how many")
-                channel.newest = Stepped(tag, step, ahead, leaves=name == worker_end.LEAVES)
-                return (channel.newest,)
+                first, reported.step = reported.step is None, max(step + ahead, reported.step or 0)
+                reported.leaves |= name == worker_end.LEAVES
+                channel.observe(Progress(step=step))
+                return (Stepped(tag),) if first else ()
             case worker_end.PROGRESS:
-                channel.advanced = Advanced(tag, check_report(message))
-                return (channel.advanced,)
+                channel.observe(check_report(message))
             case name:
                 raise ValueError(f"its type is {name[:40]!r}, which is not known here")
         return ()

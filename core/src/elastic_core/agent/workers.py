@@ -156,7 +156,8 @@ class WorkerGroup:
             ),
         )
         self._round.workers[tag] = worker = Worker(assignment, streams, tag=tag)
-        with contextlib.closing(streams), self.reports.open(tag, worker.reported) as control:
+        observe = partial(self.progress.observe, assignment.rank)
+        with contextlib.closing(streams), self.reports.open(tag, worker.reported, observe) as control:
             self.warden.spawn(
                 tag,
                 argv,
@@ -259,9 +260,9 @@ class WorkerGroup:
             case worker_channels.Lingers() if worker.exit_code is None:
                 self.node.publish(worker_lingers(rank, worker.pid))
             case worker_channels.Stepped():
-                return self._stepped(worker, event)
-            case worker_channels.Advanced():
-                self.progress.observe(rank, event.progress)
+                worker.steps = True
+                if all(other.steps for other in self.workers):
+                    return node_events.TakesNotices(worker.assignment.round)
             case worker_channels.NotUnderstood(why=why):
                 message = f"what rank {rank} says to its agent is ignored where it is no report: {why}"
                 self.node.publish(Event("report_ignored", message, Level.DEBUG, {"rank": rank, "why": why}))
@@ -281,14 +282,14 @@ class WorkerGroup:
 
     def _exited(self, worker: Worker) -> node_events.NodeEvent | None:
         """Note that a worker has exited with 0; return the node event that follows if it was the last."""
-        self._read_steps()  # the worker's end may be known before its last report is read
+        self.reports.drain()  # the worker's end may be known before its last report is read
         if not (self._round.over or self._round.notice is not None) and worker.reported.terminated:
             worker.terminated = True
             self.reports.note_terminated(worker.tag)
         if any(other.exit_code != 0 or other.terminated for other in self.workers):
             return None
         self._drain_streams()
-        left = any(other.leaves for other in self.workers)
+        left = any(other.reported.leaves for other in self.workers)
         return node_events.SteppedDown() if left else node_events.WorkersDone()
 
     def notify(self, notice: node_events.Notice | None) -> tuple[int, ...] | None:
@@ -299,10 +300,10 @@ class WorkerGroup:
         living = [tag for tag, worker in self._round.workers.items() if worker.exit_code is None]
         self._round.note_notice(None if notice is None else notice.deadline, self.node.now())
         reached = [tag for tag in living if self.reports.tell(tag, worker_channels.packet(notice))]
-        if notice is None or notice.step is not None or len(reached) < len(living) or not self._read_steps():
+        if notice is None or notice.step is not None or len(reached) < len(living) or not self.reports.drain():
             return None
-        steps = tuple(worker.step for worker in self._round.workers.values() if worker.step is not None)
-        return steps if len(steps) == len(self._round.workers) else None
+        steps = tuple(worker.reported.step for worker in self.workers if worker.reported.step is not None)
+        return steps if len(steps) == len(self.workers) else None
 
     def stop(
         self, grace: float, *, broken: bool = False, failure: Incident | None = None, signum: int = signal.SIGTERM
@@ -358,7 +359,7 @@ class WorkerGroup:
         if self._round.notice is None or not self._round.workers:
             return
         (began, had), ended = self._round.notice, self.node.now()
-        self._read_steps()
+        self.reports.drain()
         steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
         self.stop_facts = {}
         for look in self._round.running.last_looks:
@@ -442,27 +443,6 @@ class WorkerGroup:
             prepare_later(PREPARE_AFTER_SECONDS, import_failure_path, name="elastic-prepare")
         return node_events.Progressed(number)
 
-    def _read_steps(self) -> bool:
-        """Read all reports of steps that have been sent; return whether there was an end to them."""
-        if (reports := self.reports.drain()) is None:
-            return False
-        for told in reports:
-            if worker := self._round.workers.get(told.tag):
-                if isinstance(told, worker_channels.Advanced):
-                    self.progress.observe(worker.assignment.rank, told.progress)
-                else:
-                    self._stepped(worker, told)
-        return True
-
-    def _stepped(self, worker: Worker, told: worker_channels.Stepped) -> node_events.TakesNotices | None:
-        """Note the step of a worker. Once all have reported one, they are known to read notices."""
-        first = worker.step is None
-        worker.step = max(told.step + told.ahead, worker.step or 0)
-        worker.leaves = worker.leaves or told.leaves
-        self.progress.observe(worker.assignment.rank, Progress(step=told.step))
-        known = first and all(other.step is not None for other in self._round.workers.values())
-        return node_events.TakesNotices(worker.assignment.round) if known else None
-
     def _fail_exit(self, worker: Worker, code: int) -> node_events.WorkerFailed | None:
         """Fail the round for a worker that has exited with ``code``, or will, as an exception has ended its program."""
         self.interruptions.begin(self.node.now(), worker.ended_at or None)
@@ -470,7 +450,7 @@ class WorkerGroup:
             self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
         else:
             self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
-        self._read_steps()  # the worker's end may be known before its last report is read
+        self.reports.drain()  # the worker's end may be known before its last report is read
         sent = self._round.running.signals.get(worker.pid or 0)
         killed_for_memory = worker.pid not in self._round.killed and self.oom.read() > self._round.oom_kills
         oom = self.oom if killed_for_memory else None
@@ -478,7 +458,7 @@ class WorkerGroup:
 
     def _fail(self, worker: Worker, cause: Cause, *, at: float | None = None) -> node_events.WorkerFailed | None:
         """Fail the round for a worker that failed at an instant, by default now."""
-        self._read_steps()
+        self.reports.drain()
         return self._report_failure(self._incident(worker, cause, at), cause.text, worker)
 
     def _incident(self, worker: Worker, cause: Cause, at: float | None = None) -> Incident:
@@ -528,7 +508,7 @@ class WorkerGroup:
 
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""
-        self._read_steps()  # a program reports its end before its connections are closed, and its peers fail
+        self.reports.drain()  # a program reports its end before its connections are closed, and its peers fail
         over = [one for one in self.workers if one.reported.over and one.reported.records]  # without an exception
         for worker in over:
             worker.over = True
