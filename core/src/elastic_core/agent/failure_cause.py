@@ -155,11 +155,6 @@ def error_file_data(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def named_cause(exception: str, text: str) -> Cause:
-    """Return a cause that the agent has found itself, under a name that policies know it by."""
-    return Cause(message=f"{exception}: {text}", exception=exception)
-
-
 def find_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str, told: Reported | None = None) -> Cause:
     """Return why a worker failed.
 

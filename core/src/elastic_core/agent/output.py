@@ -164,13 +164,11 @@ class Output:
             return None
         if (ends := open_terminal_like(self._fds[Stream.ERR])) is None:
             return None
-        undo.callback(_close, *ends)
         reading, writing = ends
+        undo.callback(os.close, reading)
+        undo.callback(os.close, writing)
         copy = os.dup(writing)
-        undo.callback(os.close, copy)
-        shape = Shape()
-        if self._routes.several:
-            shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None)
+        shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None) if self._routes.several else Shape()
         pump = Pump(reading, self._round.open_readers(rank), self._direct, shape, local_rank)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
 
@@ -199,7 +197,8 @@ class Output:
                 readers.append(Filtered(needles, copies, before))
             terminal = None if teed or redirected else open_terminal_like(self._fds[stream])
             reading, writing = terminal or os.pipe2(os.O_CLOEXEC)
-            undo.callback(_close, reading, writing)
+            undo.callback(os.close, reading)
+            undo.callback(os.close, writing)
             given[stream] = writing
             shape = Shape()
             if teed:
@@ -226,10 +225,10 @@ class Output:
         undo.callback(os.close, file)
         return LogFile(path, file, self._report)
 
-    def drain(self, streams: WorkerStreams, timeout: float) -> None:
-        """Wait until all output of an ended worker was read, ``timeout`` seconds at most: its children may live on."""
+    def drain(self, workers: Iterable[WorkerStreams], timeout: float) -> None:
+        """Wait until all output of ended workers was read, ``timeout`` seconds at most: their children may live on."""
         deadline = time.monotonic() + timeout
-        for pump in streams.pumps.values():
+        for pump in [pump for streams in workers for pump in streams.pumps.values()]:
             pump.ended.wait(max(0.0, deadline - time.monotonic()))
 
     def catch_up(self, workers: Iterable[WorkerStreams], timeout: float) -> None:
@@ -255,8 +254,3 @@ class Output:
         self._thread.close(timeout)
         for console in self._consoles.values():
             console.close(max(0.0, deadline - time.monotonic()))
-
-
-def _close(*descriptors: int) -> None:
-    for fd in descriptors:
-        os.close(fd)

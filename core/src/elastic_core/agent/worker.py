@@ -138,7 +138,7 @@ class Worker:
     reported: Reported = field(default_factory=Reported)  # kept up to date by its channel
     raised: bool = False  # whether an exception was ending it when the stop of a broken round began
     over: bool = False  # whether it had reported the end of its program when the stop of a broken round began
-    told_to_end: bool = False  # whether the warden has sent it SIGTERM or SIGKILL
+    sent: int = 0  # the last signal that the warden has sent it to end it
 
     @property
     def is_running(self) -> bool:
@@ -158,7 +158,7 @@ class Worker:
         """
         if self.reported.leaves or self.exit_code is None:
             return False
-        return self.exit_code <= 0 if self.over else self.exit_code == 0 and not self.told_to_end
+        return self.exit_code <= 0 if self.over else self.exit_code == 0 and not self.sent
 
     def view(self) -> WorkerView:
         """Return the worker as monitors see it."""

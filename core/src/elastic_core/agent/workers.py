@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -16,7 +16,7 @@ from typing import Any
 
 from elastic_core.agent import worker_channels
 from elastic_core.agent.directories import make_directories, remove_round
-from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, error_file_data, named_cause
+from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, error_file_data
 from elastic_core.agent.output import Output
 from elastic_core.agent.run_summary import Interruptions, Recovery, initialized, recovered, restarted
 from elastic_core.agent.worker import Node, Worker, early_exit, error_file, ignored_signals
@@ -68,7 +68,6 @@ class LocalRound:
     initialized: bool = False  # whether it was reported that the process group is ready
     over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
     cause_wanted: bool = False  # whether no failure so far has its cause here for certain
-    killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
 
     @property
@@ -85,12 +84,6 @@ class LocalRound:
         if seconds is None or self.notice is None:
             self.notice = None if seconds is None else (now, seconds)
 
-    def note_signal(self, event: messages.Signalled) -> None:
-        """Note which processes the warden has told to end."""
-        self.killed.update(event.pids if event.signum == signal.SIGKILL else ())
-        for worker in self.workers.values():
-            worker.told_to_end |= worker.pid in event.pids
-
     def is_cause(self, worker: Worker | None, incident: Incident) -> bool:
         """Return whether a worker that ends during the stop failed by itself, and so caused the failure.
 
@@ -99,7 +92,7 @@ class LocalRound:
         """
         if not self.cause_wanted or worker is None or incident.exit_code is None or distance_to_cause(incident):
             return False
-        own = incident.pid not in self.killed if incident.exit_code < 0 else worker.raised or worker.over
+        own = worker.sent != signal.SIGKILL if incident.exit_code < 0 else worker.raised or worker.over
         self.cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
         return not self.cause_wanted
 
@@ -230,9 +223,10 @@ class WorkerGroup:
             case worker_channels.ListenAgain(tag):
                 self.reports.listen_again(tag)
             case messages.Signalled():
-                self._round.note_signal(event)
-                pids = {worker.pid for worker in self.workers}
-                self.node.publish(workers_signalled(event, pids))
+                own = [worker for worker in self.workers if worker.pid in event.pids]
+                for each in own:
+                    each.sent = event.signum
+                self.node.publish(workers_signalled(event, of_workers=bool(own)))
             case messages.Stuck():
                 where = event.wchan or "an unknown place"
                 message = f"process {event.pid} ({event.name}) does not die: it waits in the kernel, in {where}"
@@ -288,7 +282,7 @@ class WorkerGroup:
             self.reports.note_terminated(worker.tag)
         if any(other.exit_code != 0 or other.terminated for other in self.workers):
             return None
-        self._drain_streams()
+        self.output.drain([one.streams for one in self.workers], DRAIN_MAX_SECONDS)
         left = any(other.reported.leaves for other in self.workers)
         return node_events.SteppedDown() if left else node_events.WorkersDone()
 
@@ -342,7 +336,7 @@ class WorkerGroup:
         """
         if self.interruptions.current is not None:
             self.interruptions.current.stopped = self.node.now()
-        self._drain_streams()
+        self.output.drain([one.streams for one in self.workers], DRAIN_MAX_SECONDS)
         self._look_last()
         self.close()
         alike = 0 if failure is None else sum(worker.failed_alike(failure) for worker in self.workers)
@@ -446,13 +440,11 @@ class WorkerGroup:
     def _fail_exit(self, worker: Worker, code: int) -> node_events.WorkerFailed | None:
         """Fail the round for a worker that has exited with ``code``, or will, as an exception has ended its program."""
         self.interruptions.begin(self.node.now(), worker.ended_at or None)
-        if worker.is_running:
-            self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
-        else:
-            self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
+        read = self.output.catch_up if worker.is_running else self.output.drain
+        read([worker.streams], DRAIN_MAX_SECONDS)
         self.reports.drain()  # the worker's end may be known before its last report is read
         sent = self._round.running.signals.get(worker.pid or 0)
-        killed_for_memory = worker.pid not in self._round.killed and self.oom.read() > self._round.oom_kills
+        killed_for_memory = worker.sent != signal.SIGKILL and self.oom.read() > self._round.oom_kills
         oom = self.oom if killed_for_memory else None
         return self._fail(worker, worker.exit_cause(self._after(), code, sent, oom))
 
@@ -486,8 +478,8 @@ class WorkerGroup:
             if failed.kill and worker.pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(worker.pid, signal.SIGKILL)
-            cause = named_cause(failed.name, failed.message) if failed.name else Cause(message=failed.message)
-            return self._fail(worker, cause)
+            message = f"{failed.name}: {failed.message}" if failed.name else failed.message
+            return self._fail(worker, Cause(message=message, exception=failed.name))
         return None
 
     def _begin_monitors(self, current: Round) -> None:
@@ -534,19 +526,13 @@ class WorkerGroup:
         self.node.publish(worker_failed(incident))
         return node_events.WorkerFailed(incident)
 
-    def _drain_streams(self) -> None:
-        """Read what is left in the pipes of the ended workers."""
-        for worker in self.workers:
-            self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
 
-
-def workers_signalled(sent: messages.Signalled, workers: Collection[int | None]) -> Event:
-    """Return the event of a signal that the warden has sent to processes, perhaps to some of the ``workers``."""
+def workers_signalled(sent: messages.Signalled, *, of_workers: bool) -> Event:
+    """Return the event of a signal that the warden has sent to processes, perhaps to those ``of_workers``."""
     name, named = signal_name(sent.signum), itertools.zip_longest(sent.pids, sent.names)
     pids = ", ".join(f"{pid} ({program})" if program else str(pid) for pid, program in named)
     level = Level.DEBUG if sent.signum == signal.SIGTERM else Level.INFO
-    own = not sent.names or any(pid in workers for pid in sent.pids)
-    started = "" if own else ", which the workers had started"
+    started = "" if of_workers or not sent.names else ", which the workers had started"
     return Event("workers_signalled", f"sent {name} to {pids}{started}", level, {"signal": name, "pids": pids})
 
 
