@@ -179,7 +179,7 @@ class Output:
         pumps: dict[Stream, Pump] = {}
         kept: dict[Stream, Path] = {}
         routes, shown = self._routes, self._routes.is_shown(local_rank)
-        before = (prefix or f"[rank{rank}]:").encode()
+        before = prefix or f"[rank{rank}]:"
         for stream, name in _FILES.items():
             direct = stream is Stream.OUT and routes.is_plain(stream, local_rank)
             read = routes.several or self._round.every_stream or self._one_terminal  # which may have hung up by now
@@ -202,7 +202,7 @@ class Output:
             given[stream] = writing
             shape = Shape()
             if teed:
-                shape = Lines(before, LINES_WITHIN)
+                shape = Lines(before.encode(), LINES_WITHIN)
             elif routes.several:
                 shape = WholeLines(LINES_WITHIN if terminal is None else PIECES_WITHIN)
             if stream is Stream.ERR and routes.several:

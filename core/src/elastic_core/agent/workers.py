@@ -517,9 +517,10 @@ class WorkerGroup:
     def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:
         """Publish a failure; return it for the node, with its explanation."""
         incident = self.node.plugins.explain_failure(incident, text)
-        for lines in self._round.running.explanations:
-            if lines not in incident.detail:
-                incident = replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), lines])))
+        if explanations := self._round.running.explanations:
+            incident = replace(
+                incident, detail="\n".join(filter(None, [incident.detail.rstrip(), *dict.fromkeys(explanations)]))
+            )
         if incident.rank is None:
             self.node.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
             return node_events.WorkerFailed(incident)
