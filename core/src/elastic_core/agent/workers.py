@@ -517,14 +517,12 @@ class WorkerGroup:
     def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:
         """Publish a failure; return it for the node, with its explanation."""
         incident = self.node.plugins.explain_failure(incident, text)
-        if explanations := self._round.running.explanations:
-            incident = replace(
-                incident, detail="\n".join(filter(None, [incident.detail.rstrip(), *dict.fromkeys(explanations)]))
-            )
+        for lines in dict.fromkeys(self._round.running.explanations):
+            incident = replace(incident, detail=f"{incident.detail.rstrip()}\n{lines}".lstrip("\n"))
         if incident.rank is None:
             self.node.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
-            return node_events.WorkerFailed(incident)
-        self.node.publish(worker_failed(incident))
+        else:
+            self.node.publish(worker_failed(incident))
         return node_events.WorkerFailed(incident)
 
 
