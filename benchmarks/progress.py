@@ -58,7 +58,6 @@ def cpu_share(line: str, expression: str | None, *, reads: bool) -> float:
     if reads:
         ProgressReader(compile_expressions(expression)).begin(round)
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(reading, False)
     pump = Pump(reading, round.open_readers(0), None, Shape())
     thread = PumpThread("reads")
     other = KINDS["other lines"][0]

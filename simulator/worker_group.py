@@ -144,10 +144,6 @@ class SimWorkerGroup:
         self.worker = None
         return 0
 
-    def newest_step(self) -> int | None:
-        """Return the rank's last reported step."""
-        return self.step
-
     def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
         """Return a new value each time, so that the row is amended; no decision depends on it."""
         return LocalWorkers(heartbeat=heartbeat, pids=(1,), steps=(self.step,), seconds=(0.0,), store=store)

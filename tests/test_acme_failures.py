@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.error_files import last_lines
-from elastic_core.agent.failure_cause import find_cause
+from elastic_core.agent.failure_cause import find_cause, last_lines
 from elastic_core.incidents import Action, FailureClass, History, Incident, IncidentKind, as_failure
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_policies.known_failures import explain

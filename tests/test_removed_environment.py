@@ -16,7 +16,7 @@ import threading
 import time
 
 from elastic_core import hookimpl
-from elastic_core.agent.worker_incidents import FAILURE_PATH
+from elastic_core.agent.workers import FAILURE_PATH
 
 
 def watch():

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from wardens import PATIENCE, Listener
 
-from elastic_core.agent.error_files import error_file_data
-from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, Reported, find_cause
+from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, Reported, error_file_data, find_cause
 from elastic_core.agent.stream_pump import TAIL
 from elastic_core.agent.worker_channels import Failed, Report, Reports
 from elastic_core.warden.client import SpawnRequest, Warden

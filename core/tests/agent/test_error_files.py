@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.error_files import (
+from elastic_core.agent.failure_cause import (
     crashed_thread,
     error_file_data,
     innermost,

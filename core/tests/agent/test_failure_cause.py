@@ -15,7 +15,6 @@ from elastic_core.agent.failure_cause import (
     Reported,
     find_cause,
     headline,
-    named_cause,
     recorded_cause,
 )
 
@@ -286,7 +285,3 @@ def test_of_native_code_that_aborts_the_last_word_counts() -> None:
 )
 def test_a_headline_is_the_first_line_that_says_anything(text: str, line: str) -> None:
     assert headline(text) == line
-
-
-def test_a_cause_that_the_agent_has_found_has_a_name_for_policies() -> None:
-    assert named_cause("Hang", "no progress") == Cause(message="Hang: no progress", exception="Hang")

@@ -15,6 +15,7 @@ import pytest
 from elastic_core.agent.fd_store import MOST_HELD, FdStore, is_memory
 from elastic_core.agent.worker_channels import NotUnderstood, Reports
 from elastic_core.errors import ResourceError
+from elastic_core.warden.channel import close_all
 from elastic_core.worker import fd_store
 from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
 
@@ -142,8 +143,9 @@ def test_no_more_than_so_many_are_kept() -> None:
     def ask(name: str) -> dict[str, object]:
         ours, theirs = socket.socketpair(*KIND)
         with ours:
-            request = json.dumps({"type": "hold", "name": name}).encode()
-            assert fd_store.obey(request, [theirs.detach(), memory(b"")])
+            given = [theirs.detach(), memory(b"")]
+            assert fd_store.obey({"type": "hold", "name": name}, given)
+            close_all(given)
             answer: dict[str, object] = json.loads(ours.recv(1000))
             return answer
 
@@ -169,7 +171,7 @@ def test_a_name_that_makes_no_sense_is_refused_and_said(node: Node, name: str) -
 def test_an_answer_can_only_go_to_a_local_socket_of_packets() -> None:
     fd_store, before = FdStore(), descriptors()
     reading, writing = os.pipe()
-    request = b'{"type": "held", "name": "x"}'
+    request = {"type": "held", "name": "x"}
     with pytest.raises(ValueError, match=r"^what it wants its answer on is no socket$"):
         fd_store.obey(request, [writing])
     with pytest.raises(ValueError, match=r"^what it wants its answer on is not a local socket of packets$"):
@@ -183,25 +185,22 @@ def test_a_worker_that_does_not_read_its_answer_holds_nobody_up() -> None:
     ours, theirs = socket.socketpair(*KIND)
     with ours, theirs:
         fill(theirs)
-        assert fd_store.obey(b'{"type": "held", "name": "x"}', [os.dup(theirs.fileno())])
+        assert fd_store.obey({"type": "held", "name": "x"}, [os.dup(theirs.fileno())])
 
 
-def test_other_packets_are_not_for_here_and_their_descriptors_are_closed() -> None:
-    fd_store, before = FdStore(), descriptors()
-    for packet in (b'{"type": "initialized"}', b"[]", b"\xff", b'{"type": ["hold"]}', b'{"type": "held "}'):
-        assert not fd_store.obey(packet, [memory(b""), memory(b"")])
-    assert descriptors() == before
-
-
-def test_descriptors_of_an_empty_packet_are_closed() -> None:
+@pytest.mark.parametrize(
+    "packet", [b"", b'{"type": "initialized"}', b"[]", b"\xff", b'{"type": ["hold"]}', b'{"type": "held "}']
+)
+def test_descriptors_of_other_packets_are_closed(packet: bytes) -> None:
     reports = Reports(lambda _instant, _event: None)
     with reports.open(1) as worker:
         before = descriptors()
         fd = memory(b"")
-        socket.send_fds(worker, [b""], [fd])
+        socket.send_fds(worker, [packet], [fd, fd])
         os.close(fd)
-        assert reports.receive() == []
+        reports.receive()
         assert descriptors() == before
+        assert not reports.fd_store.held
     reports.close()
 
 

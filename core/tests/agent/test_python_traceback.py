@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.error_files import Frame, crashed_thread, innermost, parse_frames, printed_exception
+from elastic_core.agent.failure_cause import Frame, crashed_thread, innermost, parse_frames, printed_exception
 
 RAISED = {
     "an exception of the program": (

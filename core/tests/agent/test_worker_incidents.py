@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.agent.worker_incidents import wrong_address
+from elastic_core.agent.worker import wrong_address
 from elastic_core.assignment import Assignment
 
 STORE = """\

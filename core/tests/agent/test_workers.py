@@ -23,7 +23,7 @@ from elastic_core.agent import workers
 from elastic_core.agent.failure_cause import DETAIL_MAX_CHARACTERS
 from elastic_core.agent.output import Output, Routes
 from elastic_core.agent.worker import Node as LocalNode, Worker
-from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports, Stepped
+from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
@@ -405,9 +405,11 @@ def test_a_step_that_was_received_and_not_dealt_with_yet_is_in_the_answer(node: 
     node.start_program(python(STEPS))
     assert node.next() == Progressed(1, takes_notices=True)
     assert select.select([node.reports], [], [], PATIENCE)[0]
-    received = [event.step for event in node.reports.receive() if isinstance(event, Stepped)]
+    node.reports.receive()
+    received = node.group.workers[0].reported.step
     (step,) = node.group.notify(Notice(0, 3, 60.0)) or ()
-    assert step >= received[-1], "as where the PLAN came in the same turn of the loop, and before it"
+    assert received is not None
+    assert step >= received, "as where the PLAN came in the same turn of the loop, and before it"
 
 
 def test_workers_that_wait_for_a_step_can_be_let_go(node: Node) -> None:
@@ -679,6 +681,7 @@ def test_a_worker_that_says_that_it_has_failed_is_not_waited_for(node: Node) -> 
 def test_a_failure_that_is_reported_before_the_start_of_its_worker_is_told_with_its_pid(node: Node) -> None:
     """The worker and the warden report over channels of their own, and the agent may read either one first."""
     node.start("exec sleep 1000")
+    node.group.workers[0].reported.over = True  # as its channel notes
     assert node.group.handle(Failed(1)) is None
     incident = node.failure()
     (spawned,) = (event for event in node.heard if isinstance(event, Spawned))
@@ -904,7 +907,7 @@ def test_workers_that_wait_for_a_long_import_are_told_of(node: Node, monkeypatch
     assert node.next() is None
     node.warden.starter = STARTER  # the warden has none, so each worker starts fresh
     monkeypatch.setattr(workers, "LONG_IMPORT_SECONDS", 0.0)
-    waiting = replace(node.group, node=replace(node.group.node, publish=published.put), _directory_of=0)
+    waiting = replace(node.group, node=replace(node.group.node, publish=published.put), _round=workers.LocalRound())
     node.time += 12.0
     waiting.start(node.round(), 0)
     event = published.get(timeout=PATIENCE)
@@ -922,7 +925,7 @@ def test_a_later_round_is_not_told_of_the_import_that_the_first_one_waited_for(
     node.run()
     late.clear()
     node.warden.starter = STARTER
-    waiting = replace(node.group, _directory_of=0)
+    waiting = replace(node.group, _round=workers.LocalRound())
     waiting.start(node.round(), 0)
     [say_import] = late
     waiting.start(node.round(number=2), 0)

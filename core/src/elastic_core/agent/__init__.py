@@ -10,9 +10,8 @@ General layout:
 * ``workers``: the workers of one round, each a ``worker``. ``start_gate``: delays their start while plugins ask for it.
   ``worker_channels``: the agent's side of the control channels. ``fd_store``: memory files that outlive workers.
   ``worker_store``: the store that a node offers to the workers.
-* ``worker_incidents``: makes the incident of a failed worker. ``failure_cause`` finds out why it failed: from what the
-  worker recorded, or from what native code and programs that record nothing have printed. ``error_files`` reads these
-  texts.
+* ``failure_cause``: why a worker failed, from what it recorded, or from what native code and programs that record
+  nothing have printed. ``worker`` makes the incident out of that and of what the host knows.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` gives them their shape, and ``console``
   writes to the terminal.
 * ``shutdown``: how a node leaves, after a signal or a drain. ``rescue`` then has plugins write to disk what is only in
@@ -30,8 +29,7 @@ from elastic_core import names_of
 
 NAMES = {
     "agent.directories": "make_log_dir remove_abandoned",
-    "agent.error_files": "Frame error_file_data parse_frames",
-    "agent.failure_cause": "as_torchs find_cause recorded_cause",
+    "agent.failure_cause": "Frame as_torchs error_file_data find_cause parse_frames recorded_cause",
     "agent.output": "Output Routes WorkerStreams",
     "agent.registration": "cpus_of_workers",
     "agent.report": "root_cause",

@@ -20,22 +20,6 @@ CAPACITY = 8 << 20
 _SIZE = 8  # bytes of the kernel's ``struct winsize``
 
 
-class OpenLine:
-    """The rank that has shown the beginning of a line whose end is still missing."""
-
-    def __init__(self) -> None:
-        self._rank: int | None = None
-
-    def separated(self, chunk: bytes, rank: int) -> bytes:
-        """Return what a rank shows next, after a line break if the open line is another rank's.
-
-        A chunk that begins with a carriage return, as a progress bar's does, is shown over that line.
-        """
-        ours = self._rank in (None, rank) or chunk.startswith((b"\r", b"\n"))
-        self._rank = None if chunk.endswith(b"\n") else rank
-        return chunk if ours else b"\n" + chunk
-
-
 class DirectConsole:
     """A descriptor to which workers' output is written at once: the writer waits, and nothing is dropped.
 
@@ -46,7 +30,7 @@ class DirectConsole:
 
     def __init__(self, fd: int, report: Callable[[str], None]) -> None:
         self._fd, self._report = fd, report
-        self._line = OpenLine()
+        self._open_line_of: int | None = None  # the rank that has shown the beginning of a line without its end
         self._gone: OSError | None = None
 
     def write(self, chunk: bytes, rank: int) -> bool:
@@ -58,14 +42,23 @@ class DirectConsole:
         """
         if self._gone is None:
             try:
-                write_all(self._fd, self._line.separated(chunk, rank))
+                write_all(self._fd, self._separated(chunk, rank))
             except OSError as exc:
                 self._gone = exc
                 self._report(_gone(exc))
         return self._gone is None or self._gone.errno == errno.EIO
 
+    def _separated(self, chunk: bytes, rank: int) -> bytes:
+        """Return what a rank shows next, after a line break if the open line is another rank's.
 
-class Console:
+        A chunk that begins with a carriage return, as a progress bar's does, is shown over that line.
+        """
+        ours = self._open_line_of in (None, rank) or chunk.startswith((b"\r", b"\n"))
+        self._open_line_of = None if chunk.endswith(b"\n") else rank
+        return chunk if ours else b"\n" + chunk
+
+
+class Console(DirectConsole):
     """One descriptor to which workers' output is written, in order.
 
     Args:
@@ -75,13 +68,13 @@ class Console:
     """
 
     def __init__(self, fd: int, report: Callable[[str], None], capacity: int = CAPACITY) -> None:
-        self._fd, self._report, self._capacity = fd, report, capacity
+        super().__init__(fd, report)
+        self._capacity = capacity
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._dropped = 0
         self._dropping = False
         self._closed = False
-        self._line = OpenLine()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"elastic-console-{fd}", daemon=True)
         self._thread.start()
@@ -94,7 +87,7 @@ class Console:
             if self._closed or self._dropping:
                 self._dropped += len(chunk)
             else:
-                self._put(self._notice() + self._line.separated(chunk, rank))
+                self._put(self._notice() + self._separated(chunk, rank))
             return True  # a worker goes on without a console
 
     def close(self, timeout: float) -> None:
@@ -177,7 +170,7 @@ def resize_terminal(terminal: int, size: bytes) -> None:
 
 
 def open_terminal_like(terminal: int) -> tuple[int, int] | None:
-    """Return a pseudo-terminal of the same window size as ``terminal``: our end, which does not block, and a worker's.
+    """Return a pseudo-terminal of the same window size as ``terminal``: our end and a worker's.
 
     The kernel changes no byte on the way and acts on none. It controls no session, so it sends no signals.
 
@@ -195,14 +188,8 @@ def open_terminal_like(terminal: int) -> tuple[int, int] | None:
         if exc.errno in (errno.EMFILE, errno.ENFILE):
             raise
         return None
-    try:
-        raw = termios.tcgetattr(theirs)
-        raw[0] = raw[1] = raw[3] = 0  # input, output and local flags
-        termios.tcsetattr(theirs, termios.TCSANOW, raw)
-        os.set_blocking(ours, False)
-    except BaseException:
-        os.close(ours)
-        os.close(theirs)
-        raise
+    raw = termios.tcgetattr(theirs)
+    raw[0] = raw[1] = raw[3] = 0  # input, output and local flags
+    termios.tcsetattr(theirs, termios.TCSANOW, raw)
     resize_terminal(ours, size)
     return ours, theirs

@@ -1,31 +1,26 @@
 """Finds out why a worker failed: from the exception that it recorded, or from what native code wrote last.
 
-The record comes from ``worker/failure_recorder.py``. The end of stderr is read only where there can be no record: for a
-signal, and for a program that is not Python. There only what stands last counts: a program may log an exception, go on,
-and end for another reason. Both sources are untrusted input, and nothing here raises.
+The error file is torch's (``torch.distributed.elastic.multiprocessing.errors``), with one more member, the record that
+``worker/failure_recorder.py`` writes. The end of stderr is read only where there can be no record: for a signal, and
+for a program that is not Python. There only what stands last counts: a program may log an exception, go on, and end for
+another reason. Both sources are untrusted input, and nothing here raises.
 """
 
 from __future__ import annotations
 
 import glob
+import itertools
+import json
 import os
 import re
 import signal
+import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from elastic_core.agent.error_files import (
-    Frame,
-    crashed_thread,
-    innermost,
-    last_abort_line,
-    last_lines,
-    one_line,
-    parse_frames,
-    printed_exception,
-)
-from elastic_core.incidents import is_peer_loss
+from elastic_core.incidents import IncidentKind, is_peer_loss
 from elastic_core.progress import step_of_path
 from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER, THREAD
 
@@ -44,20 +39,69 @@ _QUOTING = re.compile(
 """How a library begins the text of an exception that quotes the one of another process, with its traceback."""
 _INNER = re.compile(r"\bgot (?P<line>\w+(?:Error|Exception)\(.{0,400}\))\s*$", re.MULTILINE)
 """The exception that ``torch.compile`` caught while it traced an operation: ``got RuntimeError('…')``."""
+_MOST = 1 << 20
+_PREFIX = r"(?:\[[\w-]*\d+\]: ?)*"  # torch puts "[rank0]: " before each line, and twice in a group that was made twice
+_TERMINATE = re.compile(
+    rf"^{_PREFIX}(?P<line>terminate called [^\n]*)(?:\n{_PREFIX} *what\(\): (?P<what>[^\n]*))?", re.MULTILINE
+)
+_ABORT = re.compile(
+    rf"^{_PREFIX}(?P<line>(?:double free|free\(\): |munmap_chunk\(\): |malloc\(\): |corrupted |\*\*\* )[^\n]*"
+    r"|[^\n]*: Assertion [^\n]* failed\.)$",
+    re.MULTILINE,
+)
+_FRAME = re.compile(rf'{_PREFIX}\s+File "(?P<file>[^"]+)", line (?P<line>\d+|\?\?\?)(?:, | )in (?P<function>\S.*)')
+_SOURCE = re.compile(rf"{_PREFIX}\s+(?P<code>\S.*)")
+_TRACEBACK = re.compile(rf"{_PREFIX}(?:Original )?Traceback \(most recent call last\):\s*")
+_EXCEPTION = re.compile(rf"{_PREFIX}(?P<line>(?P<name>(?:[\w<>]+\.)*[^\W\d]\w*)(?:: .*|:|))\s*")
+_USUAL_NAME = re.compile(r".*(?:Error|Exception|Interrupt|Exit|Failure)|ExceptionGroup")
+_LEADING_PREFIX = re.compile(rf"^{_PREFIX}", re.MULTILINE)
+_LOG_LINE = re.compile(r"\[[WEI]\d{0,4} ")  # ``[W1124 …``, which torch's logger writes while the process ends
+_FATAL = "Fatal Python error: "
+_CURRENT_THREAD = re.compile(r"^Current thread 0x[^\n]*\(most recent call first\):\n", re.MULTILINE)
+CONTINUATION_MAX_LINES = 12  # of an exception's text after its first line
+_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3\.\d+)/|^<")
+CODE_MAX_CHARACTERS = 120  # of the source line that is shown
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a stack: ``train.py:41 in train_step: loss = model(batch)``; ``line`` is 0 where it is unknown."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+    @property
+    def is_library(self) -> bool:
+        """Whether the file belongs to Python or to an installed package."""
+        return _LIBRARY.match(self.file) is not None
+
+    @property
+    def call(self) -> str:
+        """The function and where it is, ``all_reduce (torch/distributed/distributed_c10d.py:2810)``."""
+        file = _LIBRARY.sub("", self.file) if self.is_library else os.path.basename(self.file)
+        return f"{self.function} ({file or self.file}:{self.line})"
+
+    def __str__(self) -> str:
+        place = f"{os.path.basename(self.file)}:{self.line} in {self.function}"
+        return f"{place}: {self.code[:CODE_MAX_CHARACTERS]}" if self.code else place
 
 
 @dataclass(slots=True)
 class Reported:
-    """Reports of a worker about its end, over its channel."""
+    """Reports of a worker over its channel."""
 
     records: bool = False  # it records the exception that ends it
     over: bool = False  # its program has ended, by an exception or otherwise
     terminated: bool = False  # the program had handled SIGTERM before that
+    step: int | None = None  # the last one that it can take without another report
+    leaves: bool = False  # it stops, after a notice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a worker failed; fields as of :class:`~elastic_core.incidents.Incident`, and two more.
+    """Why a worker failed; fields as of its :class:`~elastic_core.incidents.Incident`, and two more.
 
     Attributes:
         text: The texts of the exception and of those that led to it, or what native code wrote last.
@@ -71,6 +115,12 @@ class Cause:
     detail: str = ""
     where: str = ""
     paths: tuple[str, ...] = ()
+    kind: IncidentKind = IncidentKind.WORKER_FAILED
+    exit_code: int | None = None
+
+    def with_line(self, line: str) -> Cause:
+        """Return the cause with another line at the end of its details."""
+        return replace(self, detail=f"{self.detail.rstrip()}\n{line}".lstrip("\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +144,15 @@ class _Raised:
         return is_peer_loss(self.line, "\n".join(frame.file for frame in self.frames[own + 1 :]))
 
 
-def named_cause(exception: str, text: str) -> Cause:
-    """Return a cause that the agent has found itself, under a name that policies know it by."""
-    return Cause(message=f"{exception}: {text}", exception=exception)
+def error_file_data(path: Path) -> dict[str, Any]:
+    """Return what an error file has in it; {} if it is no plain file, or no JSON object. A FIFO is not waited for."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            data = json.loads(file.read(_MOST)) if stat.S_ISREG(os.fstat(fd).st_mode) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def find_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str, told: Reported | None = None) -> Cause:
@@ -176,27 +232,28 @@ def _of_signal(exit_code: int, stderr: str) -> Cause:
 
 def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
     """Return the cause that an error file records; None if it records none. ``stderr`` is shown without a traceback."""
+    found = error_file.get(MEMBER)
+    ours = isinstance(found, dict)  # else torch's @record alone has written it, or a script
+    member: dict[str, Any] = found if isinstance(found, dict) else {"exceptions": (), "paths": ()}
     try:
         said, callstack = _message(error_file["message"])
-        member = error_file.get(MEMBER)
-        raised = [_raised(one) for one in member["exceptions"]] if isinstance(member, dict) else []
-        paths = tuple(map(str, member["paths"])) if isinstance(member, dict) else ()
-        stack = _read_frames(member.get("frames", [])) if isinstance(member, dict) else None
+        raised = [_raised(one) for one in member["exceptions"]]
+        paths = tuple(map(str, member["paths"]))
+        stack = _read_frames(member.get("frames", ())) if ours else parse_frames(callstack)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    if not isinstance(member, dict) and not said.strip():
+    if not ours and not said.strip():
         return None
     detail = last_lines((callstack or stderr).encode(errors="replace"), DETAIL_MAX_CHARACTERS)
-    if not raised:  # of torch's @record alone, or of an exit on purpose
-        text = said if not isinstance(member, dict) else str(member.get("text", ""))
-        name = "" if isinstance(member, dict) else _leading_name(said)
+    if not raised:
+        text = str(member.get("text", "")) if ours else said  # of an exit on purpose
         return Cause(
             message=headline(text),
-            exception=name,
+            exception="" if ours else _leading_name(said),
             follows_peer=is_peer_loss(text, callstack),
             text=text[:TEXT_MAX_CHARACTERS],
             detail=detail,
-            where=_where(parse_frames(callstack) if stack is None else stack),
+            where=_where(stack),
         )
     first = raised[0]
     frames: Sequence[Frame] = first.frames
@@ -216,7 +273,7 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
         frames = quoted[2] or frames
     elif not first.group and len(raised) > 1:
         message = f"{message[:ROOT_MAX_CHARACTERS]} (after {headline(raised[-1].line)[:ROOT_MAX_CHARACTERS]})"
-    if isinstance(member, dict) and (own := member.get("text")) and isinstance(own, str):
+    if (own := member.get("text")) and isinstance(own, str):
         message = headline(own)  # ``sys.exit("the reason")`` while the exception was handled
     of_user = (each for each in (frames, *(one.frames for one in raised)) if any(not one.is_library for one in each))
     return Cause(
@@ -308,3 +365,103 @@ def _leading_name(text: str) -> str:
 
 def _where(frames: Sequence[Frame]) -> str:
     return "" if (found := innermost(frames)) is None else str(found)
+
+
+def last_abort_line(stderr_tail: str) -> str:
+    """Return what native code wrote before it aborted (SIGABRT), in one line; '' if it wrote nothing that is known.
+
+    ``terminate called after throwing an instance of 'std::runtime_error': what(): socket closed`` for C++, else the
+    last line of the C library's, or of a failed assertion.
+    """
+    if terminations := list(_TERMINATE.finditer(stderr_tail)):
+        last = terminations[-1]
+        return one_line(f"{last['line']}: what(): {last['what'].strip()}" if last["what"] else last["line"])
+    aborts = list(_ABORT.finditer(stderr_tail))
+    return one_line(aborts[-1]["line"]) if aborts else ""
+
+
+def one_line(text: str) -> str:
+    """Return the first line of a text that is not blank, in printable characters."""
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    return "".join(char if char.isprintable() else " " for char in first).strip()
+
+
+def last_lines(data: bytes, limit: int) -> str:
+    """Return the last whole lines of ``data`` in at most ``limit`` bytes; of a last line that is longer, its end."""
+    end = data[-limit:]
+    if len(data) > limit and data[-limit - 1 : -limit] != b"\n":
+        end = end[end.find(b"\n", 0, -1) + 1 :]
+    return end.decode(errors="replace")
+
+
+def telling_lines(data: bytes, limit: int) -> str:
+    """Return the last whole lines of stderr in at most ``limit`` bytes, with what led to a fatal signal.
+
+    faulthandler writes the stacks of all threads after the message of native code, and may write more than ``limit``.
+    Then one half is from before ``Fatal Python error``, and the other is that line and the current thread's stack.
+    """
+    at = data.rfind(_FATAL.encode())
+    if at < 0 or len(data) - at <= limit // 2:
+        return last_lines(data, limit)
+    title = data[at : data.find(b"\n", at) + 1]
+    current = max(data.find(b"Current thread 0x", at), at + len(title))
+    stack = data[current : current + limit // 2 - len(title)]
+    return last_lines(data[:at], limit // 2) + (title + stack[: stack.rfind(b"\n") + 1]).decode(errors="replace")
+
+
+def innermost(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's own program; of Python or a package where there is nothing else.
+
+    ``frames`` begin with the outermost call.
+    """
+    own = [frame for frame in frames if not frame.is_library]
+    return (own or frames)[-1] if frames else None
+
+
+def crashed_thread(text: str) -> list[Frame] | None:
+    """Return the stack of the thread that a fatal signal hit, outermost call first; None without a dump of it."""
+    start = text.rfind(_FATAL)
+    if start < 0 or (current := _CURRENT_THREAD.search(text, start)) is None:
+        return None
+    return parse_frames(text[current.end() :].partition("\n\n")[0])[::-1]
+
+
+def printed_exception(text: str, within: int | None = CONTINUATION_MAX_LINES) -> tuple[str, str, list[Frame]] | None:
+    """Return the type, the text and the stack of the Python exception that stands last in a text; None for none.
+
+    Args:
+        text: The end of what a program has written.
+        within: How many lines may follow the line that names the exception; None for any number.
+    """
+    lines = _LEADING_PREFIX.sub("", text).splitlines()
+    starts = [index for index, line in enumerate(lines) if _TRACEBACK.fullmatch(line)]
+    begin = starts[-1] if starts else 0
+    usual = not starts  # the start is cut off, or it is a SyntaxError: then the name has to look like an exception's
+    for number in range(begin + bool(starts), len(lines)):  # indented lines are the stack
+        match = _EXCEPTION.fullmatch(lines[number])
+        if match is None or (usual and not _USUAL_NAME.fullmatch(match["name"])):
+            continue
+        rest = [line for line in lines[number + 1 :] if _is_text(line)]
+        if within is not None and any(line.strip() for line in rest[within:]):
+            if usual:
+                continue
+            return None
+        said = "\n".join([match["line"], *itertools.takewhile(_is_text, lines[number + 1 :])]).rstrip()
+        return match["name"], said, parse_frames("\n".join(lines[begin:number]))
+    return None
+
+
+def _is_text(line: str) -> bool:
+    return not _LOG_LINE.match(line)
+
+
+def parse_frames(text: str) -> list[Frame]:
+    """Return the frames in a text, in its order, whatever stands between them."""
+    lines = text.splitlines()
+    frames = []
+    for line, following in itertools.zip_longest(lines, lines[1:], fillvalue=""):
+        if match := _FRAME.fullmatch(line):
+            source = None if _FRAME.fullmatch(following) else _SOURCE.fullmatch(following)
+            number = int(match["line"]) if match["line"].isdigit() else 0
+            frames.append(Frame(match["file"], number, match["function"], "" if source is None else source["code"]))
+    return frames

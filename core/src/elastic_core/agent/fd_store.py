@@ -15,14 +15,13 @@ import os
 import re
 import socket
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from elastic_core.warden.channel import close_all
 from elastic_core.worker.channel import HELD, HOLD, KIND, RELEASE
 
 MOST_HELD = 256  # descriptors that are kept at once; an agent may often open 1,024
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
-_REQUESTS = (HOLD, HELD, RELEASE)
 
 
 class FdStore:
@@ -32,32 +31,32 @@ class FdStore:
         self._most = most
         self._held: dict[str, int] = {}
 
-    def obey(self, packet: bytes, descriptors: list[int]) -> bool:
-        """Obey a packet if it is a request to the fd store; return whether it was. Keep or close the descriptors.
+    def obey(self, request: Mapping[str, Any], descriptors: list[int]) -> bool:
+        """Obey a request to the fd store; return whether it was one.
 
         Args:
-            packet: As it came.
-            descriptors: The socket for the answer and, with ``hold``, the memory file.
+            request: A JSON object with a type.
+            descriptors: The socket for the answer and, with ``hold``, the memory file. Those that are used are taken
+                out of the list; the caller closes the others.
 
         Raises:
             ValueError: It is an invalid request, which is reported with its sender.
         """
-        try:
-            try:
-                request = json.loads(packet)
-            except (ValueError, RecursionError):
-                return False
-            match request:
-                case {"type": str(type_)} if type_ in _REQUESTS:
-                    name = request.get("name")
-                    if not (isinstance(name, str) and _NAME.fullmatch(name)):
-                        raise ValueError(f"the name of what it would {type_} is {str(name)[:40]!r}")
-                    with _answers(descriptors.pop(0)) as answers:
-                        self._answer(answers, type_, name, descriptors)
-                    return True
+        kind, name = request["type"], request.get("name")
+        if kind not in (HOLD, HELD, RELEASE):
             return False
-        finally:
-            close_all(descriptors)
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise ValueError(f"the name of what it would {kind} is {str(name)[:40]!r}")
+        with _answers(descriptors.pop(0)) as answers:
+            if kind == HOLD:
+                refusal = self._hold(name, descriptors)
+                _send(answers, {"done": not refusal, "why": refusal})
+            elif kind == RELEASE:
+                _send(answers, {"done": self._release(name)})
+            else:
+                found = [self._held[name]] if name in self._held else []
+                _send(answers, {"done": bool(found)}, found)
+        return True
 
     @property
     def held(self) -> Mapping[str, int]:
@@ -66,21 +65,8 @@ class FdStore:
 
     def close(self) -> None:
         """Close all descriptors."""
-        while self._held:
-            os.close(self._held.popitem()[1])
-
-    def _answer(self, answers: socket.socket, type_: str, name: str, descriptors: list[int]) -> None:
-        if type_ == HOLD:
-            refusal = self._hold(name, descriptors)
-            _send(answers, {"done": not refusal, "why": refusal})
-        elif type_ == RELEASE:
-            fd = self._held.pop(name, None)
-            if fd is not None:
-                os.close(fd)
-            _send(answers, {"done": fd is not None})
-        else:
-            fd = self._held.get(name)
-            _send(answers, {"done": fd is not None}, [] if fd is None else [fd])
+        for name in tuple(self._held):
+            self._release(name)
 
     def _hold(self, name: str, descriptors: list[int]) -> str:
         """Keep a descriptor; return why it is refused, '' if it is kept."""
@@ -90,10 +76,14 @@ class FdStore:
             return "only memory files (memfd_create) are kept"
         if name not in self._held and len(self._held) >= self._most:
             return f"{self._most} are kept already"
-        if (old := self._held.pop(name, None)) is not None:
-            os.close(old)
+        self._release(name)
         self._held[name] = descriptors.pop()
         return ""
+
+    def _release(self, name: str) -> bool:
+        if (fd := self._held.pop(name, None)) is not None:
+            os.close(fd)
+        return fd is not None
 
 
 def is_memory(fd: int) -> bool:
@@ -122,8 +112,8 @@ def _answers(fd: int) -> socket.socket:
     return answers
 
 
-def _send(answers: socket.socket, message: dict[str, object], descriptors: list[int] | None = None) -> None:
-    packed = array("i", descriptors or []).tobytes()
+def _send(answers: socket.socket, message: dict[str, object], descriptors: Sequence[int] = ()) -> None:
+    packed = array("i", descriptors).tobytes()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if packed else []
     with contextlib.suppress(OSError):  # there is no room, or no reader any more
         answers.sendmsg([json.dumps(message).encode()], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -14,18 +14,18 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic_core.agent.console import Console, DirectConsole, open_terminal_like, window_size
 from elastic_core.agent.directories import make_directories
-from elastic_core.agent.error_files import telling_lines
+from elastic_core.agent.failure_cause import telling_lines
 from elastic_core.agent.stream_lines import Filtered, FoldedTracebacks, Lines, LogFile, Shape, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.config.run import RunConfig
-from elastic_core.monitors import OutputReader, RunningRound
+from elastic_core.monitors import RunningRound
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
 LINES_WITHIN = 5.0  # seconds that a file, and a stream with a prefix, wait for the rest of a line
@@ -116,13 +116,14 @@ class Output:
         self, routes: Routes, report: Callable[[str], None], *, console_out: int = 1, console_err: int = 2
     ) -> None:
         self._routes, self._report = routes, report
-        self._round: RunningRound | None = None
+        self._round = RunningRound(0, "", (), Path())
         self._fds = {Stream.OUT: console_out, Stream.ERR: console_err}
-        self._one_terminal = _same_terminal(console_out, console_err)
+        self._one_terminal = (
+            os.isatty(console_out) and os.isatty(console_err) and os.path.sameopenfile(console_out, console_err)
+        )
         self._consoles = {Stream.OUT: Console(console_out, report), Stream.ERR: Console(console_err, report)}
         self._direct = DirectConsole(console_out, report)
-        self._thread = PumpThread("elastic-output")
-        self._direct_thread: PumpThread | None = None  # waits for the console
+        self._thread, self._direct_thread = PumpThread("elastic-output"), PumpThread("elastic-direct")
 
     def begin(self, round: RunningRound) -> None:
         """Have the monitors of a round read the streams that are opened next."""
@@ -142,12 +143,16 @@ class Output:
             found = self._open_terminal(rank, local_rank, undo) if self._one_terminal else None
             streams = found or self._open_each(rank, local_rank, directory, prefix, undo)
             undo.pop_all()
-        direct = [pump for pump in streams.pumps.values() if pump.console is self._direct]
-        if direct:
-            self._direct_thread = self._direct_thread or PumpThread("elastic-direct")
-            self._direct_thread.add(direct)
-        self._thread.add([pump for pump in streams.pumps.values() if pump not in direct])
+        for thread, pumps in self._by_thread([streams]):
+            thread.add(pumps)
         return streams
+
+    def _by_thread(self, workers: Iterable[WorkerStreams]) -> Iterator[tuple[PumpThread, Sequence[Pump]]]:
+        """Yield the pumps of workers with their thread; the one of those that wait for the console comes last."""
+        pumps = [pump for streams in workers for pump in streams.pumps.values()]
+        for thread, waits in ((self._thread, False), (self._direct_thread, True)):
+            if found := [pump for pump in pumps if (pump.console is self._direct) is waits]:
+                yield thread, found
 
     def _open_terminal(self, rank: int, local_rank: int, undo: contextlib.ExitStack) -> WorkerStreams | None:
         """Open one pseudo-terminal for both streams, which keeps their order.
@@ -159,14 +164,12 @@ class Output:
             return None
         if (ends := open_terminal_like(self._fds[Stream.ERR])) is None:
             return None
-        undo.callback(_close, *ends)
         reading, writing = ends
+        undo.callback(os.close, reading)
+        undo.callback(os.close, writing)
         copy = os.dup(writing)
-        undo.callback(os.close, copy)
-        shape = Shape()
-        if self._routes.several:
-            shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None)
-        pump = Pump(reading, self._readers(rank), self._direct, shape, local_rank)
+        shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None) if self._routes.several else Shape()
+        pump = Pump(reading, self._round.open_readers(rank), self._direct, shape, local_rank)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
 
     def _open_each(
@@ -176,16 +179,16 @@ class Output:
         pumps: dict[Stream, Pump] = {}
         kept: dict[Stream, Path] = {}
         routes, shown = self._routes, self._routes.is_shown(local_rank)
-        before = (prefix or f"[rank{rank}]:").encode()
+        before = prefix or f"[rank{rank}]:"
         for stream, name in _FILES.items():
             direct = stream is Stream.OUT and routes.is_plain(stream, local_rank)
-            every = self._round is not None and self._round.every_stream
-            if direct and not (routes.several or self._one_terminal or every):  # a terminal may have hung up by now
+            read = routes.several or self._round.every_stream or self._one_terminal  # which may have hung up by now
+            if direct and not read:
                 given[stream] = None
                 continue
             teed = shown and stream in routes.tee[local_rank]
             redirected = not teed and (stream in routes.redirects[local_rank] or not shown)
-            path, readers = directory / name, self._readers(rank)
+            path, readers = directory / name, self._round.open_readers(rank)
             if (teed or redirected or routes.keep) and (file := self._open_file(path, undo)) is not None:
                 kept[stream] = path
                 readers.append(file)
@@ -193,12 +196,13 @@ class Output:
             if needles and (copies := self._open_file(directory.parent / f"filtered_{name}", undo)) is not None:
                 readers.append(Filtered(needles, copies, before))
             terminal = None if teed or redirected else open_terminal_like(self._fds[stream])
-            reading, writing = terminal or _pipe()
-            undo.callback(_close, reading, writing)
+            reading, writing = terminal or os.pipe2(os.O_CLOEXEC)
+            undo.callback(os.close, reading)
+            undo.callback(os.close, writing)
             given[stream] = writing
             shape = Shape()
             if teed:
-                shape = Lines(before, LINES_WITHIN)
+                shape = Lines(before.encode(), LINES_WITHIN)
             elif routes.several:
                 shape = WholeLines(LINES_WITHIN if terminal is None else PIECES_WITHIN)
             if stream is Stream.ERR and routes.several:
@@ -207,12 +211,12 @@ class Output:
             pumps[stream] = Pump(reading, readers, console, shape, local_rank)
         return WorkerStreams(given, pumps, kept.get(Stream.ERR))
 
-    def _readers(self, rank: int) -> list[OutputReader]:
-        return [] if self._round is None else self._round.open_readers(rank)
-
     def _open_file(self, path: Path, undo: contextlib.ExitStack) -> LogFile | None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            file = _open_log(path)
+            make_directories(path.parent)
+            file = os.open(path, flags | os.O_NONBLOCK, 0o640)  # opening a FIFO would wait
+            os.set_blocking(file, True)
         except OSError as exc:
             if exc.errno not in _CANNOT_TAKE:
                 raise
@@ -221,26 +225,23 @@ class Output:
         undo.callback(os.close, file)
         return LogFile(path, file, self._report)
 
-    def drain(self, streams: WorkerStreams, timeout: float) -> None:
-        """Wait until all output of an ended worker was read, ``timeout`` seconds at most: its children may live on."""
+    def drain(self, workers: Iterable[WorkerStreams], timeout: float) -> None:
+        """Wait until all output of ended workers was read, ``timeout`` seconds at most: their children may live on."""
         deadline = time.monotonic() + timeout
-        for pump in streams.pumps.values():
+        for pump in [pump for streams in workers for pump in streams.pumps.values()]:
             pump.ended.wait(max(0.0, deadline - time.monotonic()))
 
     def catch_up(self, workers: Iterable[WorkerStreams], timeout: float) -> None:
         """Wait until what living workers have written by now was read, ``timeout`` seconds at most."""
         deadline = time.monotonic() + timeout
-        pumps = [pump for streams in workers for pump in streams.pumps.values()]
-        for thread, shown in ((self._thread, False), (self._direct_thread, True)):
-            found = [pump for pump in pumps if (pump.console is self._direct) is shown]
-            if thread is not None and found:
-                thread.catch_up(found, max(0.0, deadline - time.monotonic()))
+        for thread, pumps in self._by_thread(workers):
+            thread.catch_up(pumps, max(0.0, deadline - time.monotonic()))
 
     def resize(self) -> None:
         """Give the workers' pseudo-terminals the console's window size, which has changed."""
         sizes = [size for fd in self._fds.values() if (size := window_size(fd)) is not None]
         for thread in (self._thread, self._direct_thread):
-            if sizes and thread is not None:
+            if sizes:
                 thread.resize(sizes[0])
 
     def close(self, timeout: float = _FLUSH) -> None:
@@ -248,33 +249,8 @@ class Output:
 
         The pumps that wait for the console have ``_DIRECT_FLUSH`` seconds, for a slow reader such as a pager.
         """
-        if self._direct_thread is not None:
-            self._direct_thread.close(_DIRECT_FLUSH)
+        self._direct_thread.close(_DIRECT_FLUSH)
         deadline = time.monotonic() + timeout
         self._thread.close(timeout)
         for console in self._consoles.values():
             console.close(max(0.0, deadline - time.monotonic()))
-
-
-def _open_log(path: Path) -> int:
-    make_directories(path.parent)
-    never_waiting = os.O_NONBLOCK  # as opening a FIFO would
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | never_waiting, 0o640)
-    os.set_blocking(fd, True)
-    return fd
-
-
-def _same_terminal(first: int, second: int) -> bool:
-    return os.isatty(first) and os.isatty(second) and os.path.sameopenfile(first, second)
-
-
-def _pipe() -> tuple[int, int]:
-    """Return a pipe whose reading end never blocks; the worker's writing end does."""
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(reading, False)
-    return reading, writing
-
-
-def _close(*descriptors: int) -> None:
-    for fd in descriptors:
-        os.close(fd)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elastic_core.agent.console import write_all
 from elastic_core.agent.failure_cause import printed_cause
-from elastic_core.monitors import OutputReader
+from elastic_core.monitors import LineReader, OutputReader
 
 LONGEST_LINE = 1 << 22  # bytes of a line that wait for its end; a longer one is shown in pieces
 HOLD_SECONDS = 2.0  # how long the interpreter may take to end after a traceback; then the traceback is shown
@@ -43,48 +43,6 @@ class Shape:
         return b""
 
 
-class Lines(Shape):
-    """Cuts a stream into whole lines and puts a prefix before each that does not begin with it already.
-
-    (torch begins log lines and tracebacks with ``[rank3]:``, too.) A carriage return ends a line, since a progress bar
-    would be held back until it is full otherwise.
-
-    Args:
-        prefix: Written before each line.
-        patience: Seconds after which a line without an end is passed on, with an end; None to wait for its end.
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(
-        self, prefix: bytes, patience: float | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._prefix, self._patience, self._clock = prefix, patience, clock
-        self._rest = b""
-        self._returned = False
-
-    def feed(self, data: bytes) -> bytes:
-        """Return all lines that ``data`` completes, with their prefix."""
-        shown = []
-        if self._returned and data.startswith(b"\n"):  # the second half of a line end that was cut in two
-            shown.append(b"\n")
-            data = data[1:]
-        lines = (self._rest + data).splitlines(keepends=True)
-        self._rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
-        self._returned = data.endswith(b"\r")
-        shown += [_prefixed(self._prefix, line) for line in lines]
-        if len(self._rest) >= LONGEST_LINE:
-            shown.append(self.finish())
-        self.due = self._clock() + self._patience if self._rest and self._patience is not None else math.inf
-        return b"".join(shown)
-
-    def finish(self) -> bytes:
-        """Return what waits, as a line."""
-        rest, self._rest, self.due = self._rest, b"", math.inf
-        return _prefixed(self._prefix, rest) + b"\n" if rest else b""
-
-    overdue = finish
-
-
 class WholeLines(Shape):
     """Passes on a stream in whole lines, so that the lines of several ranks do not mix.
 
@@ -101,20 +59,55 @@ class WholeLines(Shape):
 
     def feed(self, data: bytes) -> bytes:
         """Return all lines that ``data`` completes."""
-        data = self._rest + data
-        end = data.rfind(b"\n") + 1
-        if b"\r" in data[end:] or len(data) - end >= LONGEST_LINE:
-            end = len(data)
-        self._rest = data[end:]
+        lines, self._rest = self._split(self._rest + data)
+        if len(self._rest) >= LONGEST_LINE:
+            lines += self.finish()
         self.due = self._clock() + self._patience if self._rest and self._patience is not None else math.inf
-        return data[:end]
+        return lines
 
     def finish(self) -> bytes:
         """Return what waits, as it is."""
         rest, self._rest, self.due = self._rest, b"", math.inf
         return rest
 
-    overdue = finish
+    def overdue(self) -> bytes:
+        """Return what waits, as at the end."""
+        return self.finish()
+
+    def _split(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return what can be shown of ``data``, and the rest."""
+        end = len(data) if data.rfind(b"\r") > data.rfind(b"\n") else data.rfind(b"\n") + 1
+        return data[:end], data[end:]
+
+
+class Lines(WholeLines):
+    """Puts a prefix before each line that does not begin with it already, as torch's log lines and tracebacks do.
+
+    A carriage return ends a line, since a progress bar would be held back until it is full otherwise.
+    """
+
+    def __init__(
+        self, prefix: bytes, patience: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(patience, clock)
+        self._prefix = prefix
+        self._returned = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Return all lines that ``data`` completes, with their prefix."""
+        end = b"\n" if self._returned and data.startswith(b"\n") else b""  # of a line end that was cut in two
+        self._returned = data.endswith(b"\r")
+        return end + super().feed(data[len(end) :])
+
+    def finish(self) -> bytes:
+        """Return what waits, as a line."""
+        rest = super().finish()
+        return _prefixed(self._prefix, rest) + b"\n" if rest else b""
+
+    def _split(self, data: bytes) -> tuple[bytes, bytes]:
+        lines = data.splitlines(keepends=True)
+        rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
+        return b"".join(_prefixed(self._prefix, line) for line in lines), rest
 
 
 class LogFile(OutputReader):
@@ -143,7 +136,7 @@ class LogFile(OutputReader):
         os.close(self._file)
 
 
-class Filtered(OutputReader):
+class Filtered(LineReader):
     """Copies the lines that contain one of ``needles`` to a file that all ranks of a round share.
 
     Args:
@@ -152,24 +145,18 @@ class Filtered(OutputReader):
         prefix: Written before each line.
     """
 
-    def __init__(self, needles: Sequence[str], file: LogFile, prefix: bytes) -> None:
-        self._needles = [needle.encode() for needle in needles]
-        self._file, self._prefix = file, prefix
-        self._lines = Lines(b"")
-
-    def feed(self, data: bytes) -> None:
-        """Copy the lines that ``data`` completes and that match."""
-        self._copy(self._lines.feed(data))
+    def __init__(self, needles: Sequence[str], file: LogFile, prefix: str) -> None:
+        super().__init__(self._copy)
+        self._needles, self._file, self._prefix = needles, file, prefix
 
     def finish(self) -> None:
         """Copy the last line of the stream, which may lack a line break, and close the file."""
-        self._copy(self._lines.finish())
+        super().finish()
         self._file.finish()
 
-    def _copy(self, lines: bytes) -> None:
-        found = [line for line in lines.splitlines(keepends=True) if any(needle in line for needle in self._needles)]
-        if found:
-            self._file.feed(b"".join(_prefixed(self._prefix, line) for line in found))
+    def _copy(self, line: str) -> None:
+        if any(needle in line for needle in self._needles):
+            self._file.feed(f"{'' if line.startswith(self._prefix) else self._prefix}{line}\n".encode())
 
 
 def _prefixed(prefix: bytes, line: bytes) -> bytes:

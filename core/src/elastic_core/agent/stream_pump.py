@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from elastic_core.agent.console import Console, DirectConsole, resize_terminal
+from elastic_core.agent.console import DirectConsole, resize_terminal
 from elastic_core.agent.stream_lines import Shape
 from elastic_core.monitors import OutputReader
 
@@ -25,7 +25,7 @@ class Pump:
     """One stream of a worker, and where its bytes go. Other threads than the pump thread only read ``tail``, ``ended``.
 
     Args:
-        pipe: A pipe, or our end of a pseudo-terminal; does not block. Closed with this object.
+        pipe: A pipe, or our end of a pseudo-terminal, which is made not to block. Closed with this object.
         readers: Take all bytes: files, and the monitors' readers.
         console: Where the stream is shown.
         shape: What the stream becomes before it is shown.
@@ -35,7 +35,7 @@ class Pump:
         self,
         pipe: int,
         readers: Sequence[OutputReader],
-        console: Console | DirectConsole | None,
+        console: DirectConsole | None,
         shape: Shape,
         rank: int = 0,
     ) -> None:
@@ -44,6 +44,7 @@ class Pump:
         self.tail = b""
         """The last ``REMEMBERED`` bytes, and one more that tells whether they begin a line. Replaced, never changed."""
         self.ended = threading.Event()
+        os.set_blocking(pipe, False)
 
     def transfer(self) -> bool:
         """Pass on what can be read; return False at the end of the stream, or if the console is gone."""

@@ -2,7 +2,7 @@
 
 The threads of the session do all blocking I/O with the store, the warden starts and stops processes, and the threads of
 the output read streams. So the loop waits for the next event, and for anything else 0.2 s at most at a time: the last
-output of a dead worker, a core dump, the last checkpoint (``workers``, ``worker_incidents``).
+output of a dead worker, a core dump, the last checkpoint (``workers``, ``worker``).
 """
 
 from __future__ import annotations

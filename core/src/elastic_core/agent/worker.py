@@ -1,29 +1,62 @@
-"""One local rank of a round: its assignment, the state of its process, and what the node's row says of it."""
+"""A node in its run, and one local rank of a round: its assignment, the state of its process, and why it failed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from string import Template
+from typing import Any
 
-from elastic_core.agent.failure_cause import Reported
+from elastic_core.agent.failure_cause import (
+    DETAIL_MAX_CHARACTERS,
+    EXCEPTION_EXIT_CODE,
+    MESSAGE_MAX_CHARACTERS,
+    Cause,
+    Reported,
+    error_file_data,
+    find_cause,
+    named_checkpoint,
+)
 from elastic_core.agent.output import WorkerStreams
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
-from elastic_core.host.addresses import collective_interfaces
-from elastic_core.monitors import RunningRound, WorkerView
+from elastic_core.exit_codes import signal_name
+from elastic_core.host.addresses import collective_interfaces, says_loopback
+from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
+from elastic_core.host.oom import OomCounter
+from elastic_core.incidents import (
+    OTHER_STORE,
+    OWN_HOST,
+    Incident,
+    IncidentKind,
+    describe_early_exit,
+    has_wrong_arguments,
+)
+from elastic_core.monitors import Signal, WorkerView
 from elastic_core.plugins.manager import Plugins
-from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.members import place
-from elastic_core.protocol.roster import LocalWorkers, NodeInfo, SavedStep
+from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.runtime import RUNTIME, Runtime
+from elastic_core.threads import bounded
+from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER
+
+MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
+CLOCK_STEP_SECONDS = 2.0  # by which the times of files can be behind the clock
+OUT_OF_MEMORY = "HostOutOfMemory"  # the exception of a worker that the kernel killed for want of memory
+CORE_DUMP_MAX_SECONDS = 0.2  # for the search for a core dump, on another thread
+_UNREACHED_STORE = re.compile(r"client socket has timed out .{0,80}connect to \(([^,()\s]{1,255}), (\d{1,5})\)")
+_OPENS_STORE = "_create_c10d_store"  # torch's function for init_method="env://" and "tcp://", in the traceback
+_UNREACHED_PEER = re.compile(r"connectFullMesh failed .{0,400}remote=\[((?:::ffff:)?127\.[\d.]{1,12}|::1)\]")
 
 
 @dataclass(frozen=True)
@@ -49,6 +82,11 @@ class Node:
     def now(self) -> float:
         """Return the instant of the monotonic clock, in seconds."""
         return self.runtime.now()
+
+    def incident(self, kind: IncidentKind, number: int, after: float = 0.0, **facts: Any) -> Incident:
+        """Return an incident of this node, ``after`` seconds in round ``number``; ``facts`` are its other fields."""
+        host = str(self.info)
+        return Incident(kind=kind, round=number, node_id=self.info.node_id, host=host, after=round(after, 6), **facts)
 
     def assignments(self, current: Round, restart_count: int) -> list[Assignment]:
         """Return the assignments of this node's local ranks in a round."""
@@ -94,15 +132,13 @@ class Worker:
     exit_code: int | None = None
     ended_at: float = 0.0  # when it was reaped, if it has an exit code
     initialized: bool = False
-    step: int | None = None  # the last step that it can take without another report
-    leaves: bool = False  # whether it has reported that it stops, after a notice
+    steps: bool = False  # whether it reports steps, and so reads notices
     terminated: bool = False  # whether it has exited with 0 because of SIGTERM by an unknown hand
     tag: int = 0  # its name in events
     reported: Reported = field(default_factory=Reported)  # kept up to date by its channel
     raised: bool = False  # whether an exception was ending it when the stop of a broken round began
     over: bool = False  # whether it had reported the end of its program when the stop of a broken round began
-    told_to_end: bool = False  # whether the warden has sent it SIGTERM or SIGKILL
-    failed_early: bool = False  # whether it has reported a failure before the warden has reported its start
+    sent: int = 0  # the last signal that the warden has sent it to end it
 
     @property
     def is_running(self) -> bool:
@@ -110,14 +146,19 @@ class Worker:
         return self.pid is not None and self.exit_code is None
 
     @property
+    def has_reported_failure(self) -> bool:
+        """Whether it lives and has reported that an exception has ended its program."""
+        return self.is_running and self.reported.over and not self.reported.records
+
+    @property
     def has_left_early(self) -> bool:
         """Whether it has ended by itself and without a failure, while its node goes on; not because of a notice.
 
         A worker whose program was over may have been killed before it exited.
         """
-        if self.leaves or self.exit_code is None:
+        if self.reported.leaves or self.exit_code is None:
             return False
-        return self.exit_code <= 0 if self.over else self.exit_code == 0 and not self.told_to_end
+        return self.exit_code <= 0 if self.over else self.exit_code == 0 and not self.sent
 
     def view(self) -> WorkerView:
         """Return the worker as monitors see it."""
@@ -131,16 +172,88 @@ class Worker:
             self.streams.has_own_stdout,
         )
 
+    def incident(self, node: Node, after: float, cause: Cause) -> Incident:
+        """Return the incident of this worker, which failed ``after`` seconds in its round."""
+        return node.incident(
+            cause.kind,
+            self.assignment.round,
+            after,
+            rank=self.assignment.rank,
+            local_rank=self.assignment.local_rank,
+            pid=self.pid,
+            exit_code=cause.exit_code,
+            message=cause.message[:MESSAGE_MAX_CHARACTERS],
+            exception=cause.exception,
+            follows_peer=cause.follows_peer,
+            detail=cause.detail[-DETAIL_MAX_CHARACTERS:],
+            log=self.streams.stderr_path or "",
+            where=cause.where,
+            checkpoint=named_checkpoint(cause.paths, node.config.checkpoint_path),
+        )
+
+    def cause(self, exit_code: int) -> Cause:
+        """Return why it failed, as far as its error file and stderr tell; ``exit_code`` as of subprocess.Popen."""
+        return find_cause(exit_code, self._error_file(), self.streams.tail(), self.reported)
+
+    def exit_cause(self, after: float, exit_code: int, sent: Signal | None, oom: OomCounter | None) -> Cause:
+        """Return why it ended, as far as anything on this host tells.
+
+        Args:
+            after: Seconds since the start of the round.
+            exit_code: As of :class:`subprocess.Popen`.
+            sent: The signal that a monitor has sent it, if one did.
+            oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
+        """
+        cause = self.cause(exit_code)
+        if line := wrong_address(f"{cause.text}\n{cause.detail}", self.assignment):
+            cause = replace(cause.with_line(line), text=f"{line}\n{cause.text}", follows_peer=False)
+        if oom is not None and exit_code == -signal.SIGKILL:
+            cause = Cause(message=describe_oom(oom.limit_bytes()), exception=OUT_OF_MEMORY, detail=cause.detail)
+            cause = cause.with_line("memory.events: oom_kill 1")
+        if self.pid is not None and -exit_code in CORE_SIGNALS:
+            began = time.time() - after - CLOCK_STEP_SECONDS
+            with contextlib.suppress(TimeoutError):  # a large directory on a slow disk: recovery does not wait for it
+                if dump := bounded(partial(describe_core_dump, self.pid, ".", began), CORE_DUMP_MAX_SECONDS):
+                    cause = cause.with_line(dump)
+        if sent is not None and exit_code == -sent.signum:
+            message = f"was sent {signal_name(sent.signum)} because {sent.why}"
+            return replace(cause, message=message, exception="", paths=())
+        if self.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS:
+            port = re.compile(rf"\b{self.assignment.master_port}\b")
+            lines = f"{cause.text}\n{self.streams.tail()}".splitlines()
+            in_use = [line for line in lines if "EADDRINUSE" in line or "already in use" in line]  # torch's, Linux's
+            if any(map(port.search, in_use)):
+                cause = replace(cause, kind=IncidentKind.PORT_TAKEN)
+        return replace(cause, exit_code=exit_code)
+
+    def is_ending(self) -> bool:
+        """Whether it has recorded the exception that ends it, or records nothing and has printed an exception last."""
+        if self.reported.records:
+            member = self._error_file().get(MEMBER)
+            return isinstance(member, dict) and member.get("by") in (EXCEPTION, EXIT)
+        return bool(self.cause(EXCEPTION_EXIT_CODE).exception)
+
+    def failed_alike(self, failure: Incident) -> bool:
+        """Whether it has ended, and failed with the exception of ``failure``, or else with its message."""
+        if not (code := self.exit_code):
+            return False
+        if has_wrong_arguments(failure):
+            usage = has_wrong_arguments(replace(failure, detail=self.streams.tail()))
+            return usage and code == failure.exit_code
+        if not failure.message:
+            return False
+        cause = self.cause(code)
+        if failure.exception:
+            return (cause.exception, cause.where) == (failure.exception, failure.where)
+        return cause.message[:MESSAGE_MAX_CHARACTERS] == failure.message
+
+    def _error_file(self) -> dict[str, Any]:
+        return error_file_data(Path(self.assignment.error_file))
+
 
 def error_file(directory: Path, number: int, rank: int) -> Path:
     """Return the error file of a rank in round ``number``."""
     return directory / f"round_{number}" / f"rank_{rank}" / "error.json"
-
-
-def line_prefix(template: str, assignment: Assignment) -> str:
-    """Return the prefix of each line of a worker on the console; unknown names in ``template`` stay as they are."""
-    names = {"role_name": assignment.role, "rank": assignment.rank, "local_rank": assignment.local_rank}
-    return Template(template).safe_substitute(names)
 
 
 def ignored_signals(config: RunConfig) -> list[int]:
@@ -153,50 +266,38 @@ def ignored_signals(config: RunConfig) -> list[int]:
     return sorted({signal.SIGUSR1, signal.SIGUSR2}.intersection(config.signals_to_handle or ())) if python else []
 
 
-@dataclass(slots=True)
-class WorkerRows:
-    """Makes the part of the row. Instants are the agent's monotonic clock, in seconds."""
+def early_exit(workers: Sequence[Worker], failure: Incident | None) -> tuple[Worker, Cause] | None:
+    """Return the first worker that has left early, if that explains ``failure``, which ended the round."""
+    left = [worker for worker in workers if worker.has_left_early]
+    if not left or failure is None or not failure.follows_peer:
+        return None
+    first = min(left, key=lambda worker: worker.ended_at)
+    code = None if first.exit_code else 0  # one whose program had ended was killed before it exited
+    cause = Cause(detail=first.streams.tail(), exit_code=code)
+    if not first.terminated:
+        cause = replace(cause, kind=IncidentKind.EXITED_EARLY, message=describe_early_exit(failure))
+    return first, cause
 
-    _told: object = None  # what was told last, with instants in place of ages
-    _snapshot: tuple[tuple[int, int], float] | None = None  # the newest, and when it was noticed
 
-    def look(
-        self,
-        workers: Sequence[Worker],
-        running: RunningRound,
-        snapshot: tuple[int, int] | None,
-        *,
-        now: float,
-        heartbeat: int,
-        store: float,
-    ) -> LocalWorkers | None:
-        """Return what there is to say; None if that is what was said last.
+def wrong_address(text: str, place: Assignment) -> str:
+    """Return why no peer can be at the address that a worker did not reach, in one line; '' if one can.
 
-        Args:
-            running: Their round, with its progress and the notes of monitors.
-            snapshot: The round and step of the newest that workers keep in memory.
-            store: The seconds that the store took to answer it.
-        """
-        progress, checkpoint = running.progress.newest(), running.progress.last_checkpoint()
-        known = [progress.get(worker.assignment.rank, (Progress(), None)) for worker in workers]
-        if snapshot is None or self._snapshot is None or self._snapshot[0] != snapshot:
-            self._snapshot = None if snapshot is None else (snapshot, now)
-        found = LocalWorkers(
-            heartbeat=heartbeat,
-            pids=tuple(worker.pid for worker in workers),
-            steps=tuple(reached.step for reached, _ in known),
-            seconds=tuple(None if ago is None else round(ago, 1) for _, ago in known),
-            snapshot=None
-            if self._snapshot is None
-            else SavedStep(self._snapshot[0][1], round(now - self._snapshot[1], 1)),
-            checkpoint=None if checkpoint is None else SavedStep(checkpoint[0], round(checkpoint[1], 1)),
-            store=round(store, 4),
-            notes={**running.notes},
-        )
-        moved = [None if ago is None else round(now - ago) for _, ago in known]
-        saved = None if checkpoint is None else round(now - checkpoint[1])
-        told = (found.pids, found.steps, moved, self._snapshot, saved, found.notes)
-        if told == self._told:
-            return None
-        self._told = told
-        return found
+    Where the launcher has the store, torch makes every rank a client of any store that it opens from an address, so
+    nothing listens at a port of the script's own. And gloo takes a loopback address where a host's name leads to it.
+    """
+    store = _UNREACHED_STORE.search(text)
+    if store is not None and place.use_agent_store and _OPENS_STORE in text and int(store[2]) != place.master_port:
+        return f"{store[1]}:{store[2]} {OTHER_STORE}, which is at {place.master_addr}:{place.master_port}"
+    peer = _UNREACHED_PEER.search(text)
+    if peer is not None and place.group_world_size > 1 and not says_loopback(place.master_addr):
+        return f"{peer[1]} {OWN_HOST}"
+    return ""
+
+
+def describe_oom(limit: int | None) -> str:
+    """Return the message of a worker that the kernel killed for want of memory; ``limit`` is its cgroup's, in bytes."""
+    used_up = "the host has no memory left"
+    if limit is not None:
+        size = f"{limit / 2**30:.1f} GiB" if limit >= 2**30 else f"{limit / 2**20:.0f} MiB"
+        used_up = f"its cgroup has used up {size}"
+    return f"{OUT_OF_MEMORY}: the kernel killed the worker, because {used_up}"

@@ -9,34 +9,22 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from elastic_core.agent import worker_channels
 from elastic_core.agent.directories import make_directories, remove_round
-from elastic_core.agent.error_files import error_file_data
-from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, named_cause
+from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, error_file_data
 from elastic_core.agent.output import Output
 from elastic_core.agent.run_summary import Interruptions, Recovery, initialized, restarted
-from elastic_core.agent.worker import Node, Worker, WorkerRows, error_file, ignored_signals, line_prefix
-from elastic_core.agent.worker_channels import Reports
-from elastic_core.agent.worker_incidents import (
-    early_exit_incident,
-    exit_incident,
-    failed_alike,
-    has_raised,
-    import_failure_path,
-    start_incident,
-    store_incident,
-    worker_failed,
-    worker_incident,
-    worker_lingers,
-    worker_stuck,
-    workers_signalled,
-)
+from elastic_core.agent.worker import Node, Worker, early_exit, error_file, ignored_signals
+from elastic_core.agent.worker_channels import LINGERING, Reports
 from elastic_core.assignment import Assignment
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
+from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
 from elastic_core.monitors import PlannedStop, RankFailed, RunningRound, WorkerView
@@ -44,7 +32,8 @@ from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Round
-from elastic_core.protocol.roster import LocalWorkers
+from elastic_core.protocol.members import place
+from elastic_core.protocol.roster import LocalWorkers, SavedStep
 from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages
 from elastic_core.warden.client import SpawnRequest, Warden
@@ -54,6 +43,15 @@ LAST_LOOK_MAX_SECONDS = 0.2  # for each look of a monitor after a planned stop, 
 PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first step has the CPUs
 IDLE_AFTER_SECONDS = 3.0  # after the first start of workers, for those that never have a process group
 LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the starter, after which a line says so
+
+FAILURE_PATH = ("agent.launcher_error_file", "plugins.verdicts")
+"""The modules that only a failure needs. An upgrade may have replaced or removed them until then."""
+
+
+def import_failure_path() -> None:
+    """Import what only a failure needs: a recovery would wait 20 ms of CPU for that."""
+    for name in FAILURE_PATH:
+        import_module(f"elastic_core.{name}")
 
 
 @dataclass
@@ -70,7 +68,6 @@ class LocalRound:
     initialized: bool = False  # whether it was reported that the process group is ready
     over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
     cause_wanted: bool = False  # whether no failure so far has its cause here for certain
-    killed: set[int] = field(default_factory=set)  # the processes that the warden has sent SIGKILL to
     notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
 
     @property
@@ -87,12 +84,6 @@ class LocalRound:
         if seconds is None or self.notice is None:
             self.notice = None if seconds is None else (now, seconds)
 
-    def note_signal(self, event: messages.Signalled) -> None:
-        """Note which processes the warden has told to end."""
-        self.killed.update(event.pids if event.signum == signal.SIGKILL else ())
-        for worker in self.workers.values():
-            worker.told_to_end |= worker.pid in event.pids
-
     def is_cause(self, worker: Worker | None, incident: Incident) -> bool:
         """Return whether a worker that ends during the stop failed by itself, and so caused the failure.
 
@@ -101,7 +92,7 @@ class LocalRound:
         """
         if not self.cause_wanted or worker is None or incident.exit_code is None or distance_to_cause(incident):
             return False
-        own = incident.pid not in self.killed if incident.exit_code < 0 else worker.raised or worker.over
+        own = worker.sent != signal.SIGKILL if incident.exit_code < 0 else worker.raised or worker.over
         self.cause_wanted = not own or incident.exit_code in (-signal.SIGABRT, -signal.SIGINT, -signal.SIGHUP)
         return not self.cause_wanted
 
@@ -124,15 +115,14 @@ class WorkerGroup:
     stop_facts: dict[str, Mapping[str, Field]] = field(default_factory=dict)
     """What monitors have found out after the last planned stop, by the name of their event."""
     _round: LocalRound = field(default_factory=LocalRound)  # the current one, or the last
-    _rows: WorkerRows = field(default_factory=WorkerRows)
+    _snapshot: tuple[tuple[int, int] | None, float] = (None, 0.0)  # the newest in memory, and when it was noticed
+    _described: object = None  # what the node's row was given last, with instants in place of ages
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _reasons: set[str] = field(default_factory=set)  # the reported reasons why workers started fresh
-    _prepared: bool = False  # whether it was scheduled to import what a failure needs
-    _directory_of: int = 0  # the round before the current one; 0 for none
 
     def start(self, current: Round, restart_count: int) -> None:
         """Start every local rank of a round. Failures come later, as events."""
-        node, warm = self.node, self.warden.starter is not None
+        node, warm, before = self.node, self.warden.starter is not None, self._round.running.number  # 0 for none
         fresh = "" if warm else "the warm start is off"
         self._round = LocalRound(started_at=node.now(), oom_kills=self.oom.read(), fresh=fresh)
         self.reports.clear()
@@ -140,10 +130,9 @@ class WorkerGroup:
         self._begin_monitors(current)
         for assignment in node.assignments(current, restart_count):
             self._start_worker(assignment, warm=warm)
-        if warm and not self._directory_of:
+        if warm and not before:
             prepare_later(LONG_IMPORT_SECONDS, lambda: self._say_import(current.number), name="elastic-import")
-        remove_round(node.directory / f"round_{self._directory_of}", temporary=node.temporary)
-        self._directory_of = current.number
+        remove_round(node.directory / f"round_{before}", temporary=node.temporary)
 
     def _start_worker(self, assignment: Assignment, *, warm: bool) -> None:
         config, plugins, tag = self.node.config, self.node.plugins, next(self._tags)
@@ -156,10 +145,13 @@ class WorkerGroup:
             rank=assignment.rank,
             local_rank=assignment.local_rank,
             directory=directory,
-            prefix=line_prefix(config.line_prefix, assignment),
+            prefix=Template(config.line_prefix).safe_substitute(  # unknown names stay as they are
+                role_name=assignment.role, rank=assignment.rank, local_rank=assignment.local_rank
+            ),
         )
         self._round.workers[tag] = worker = Worker(assignment, streams, tag=tag)
-        with contextlib.closing(streams), self.reports.open(tag, worker.reported) as control:
+        observe = partial(self.progress.observe, assignment.rank)
+        with contextlib.closing(streams), self.reports.open(tag, worker.reported, observe) as control:
             self.warden.spawn(
                 tag,
                 SpawnRequest(argv, env, cpus=cpus, ignored=ignored_signals(config), warm=warm),
@@ -188,20 +180,33 @@ class WorkerGroup:
         return bool(self._round.workers) and all(worker.is_running for worker in self.workers)
 
     def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
-        """Return what the node's row says of its workers; arguments as of :class:`WorkerRows`. None for nothing new."""
-        return self._rows.look(
-            self.workers,
-            self._round.running,
-            self._newest_snapshot(),
-            now=self.node.now(),
-            heartbeat=heartbeat,
-            store=store,
-        )
+        """Return what the node's row says of its workers; None if that is what it said last, but for the time.
 
-    def newest_step(self) -> int | None:
-        """Return the newest step that a local rank is known to have reached; None where none is known."""
-        steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
-        return max(steps, default=None)
+        Args:
+            heartbeat: The number of the last heartbeat.
+            store: The seconds that the store took to answer it.
+        """
+        now, progress, checkpoint = self.node.now(), self.progress.newest(), self.progress.last_checkpoint()
+        known = [progress.get(worker.assignment.rank, (Progress(), None)) for worker in self.workers]
+        if (snapshot := self._newest_snapshot()) != self._snapshot[0]:
+            self._snapshot = (snapshot, now)
+        found = LocalWorkers(
+            heartbeat=heartbeat,
+            pids=tuple(worker.pid for worker in self.workers),
+            steps=tuple(reached.step for reached, _ in known),
+            seconds=tuple(None if ago is None else round(ago, 1) for _, ago in known),
+            snapshot=None if snapshot is None else SavedStep(snapshot[1], round(now - self._snapshot[1], 1)),
+            checkpoint=None if checkpoint is None else SavedStep(checkpoint[0], round(checkpoint[1], 1)),
+            store=round(store, 4),
+            notes={**self._round.running.notes},
+        )
+        moved = [None if ago is None else round(now - ago) for _, ago in known]
+        saved = None if checkpoint is None else round(now - checkpoint[1])
+        described = (found.pids, found.steps, moved, self._snapshot, saved, found.notes)
+        if described == self._described:
+            return None
+        self._described = described
+        return found
 
     def handle(
         self, event: messages.WardenEvent | worker_channels.Report | RankFailed | ProgressEvent
@@ -212,76 +217,70 @@ class WorkerGroup:
                 return node_events.Progressed(number)
             case RankFailed():
                 return self._fail_rank(event)
-            case worker_channels.ListenAgain():
-                self.reports.listen_again(event)
+            case worker_channels.ListenAgain(tag):
+                self.reports.listen_again(tag)
             case messages.Signalled():
-                self._round.note_signal(event)
-                self.node.publish(workers_signalled(event, {worker.pid for worker in self.workers}))
+                own = [worker for worker in self.workers if worker.pid in event.pids]
+                for each in own:
+                    each.sent = event.signum
+                self.node.publish(workers_signalled(event, of_workers=bool(own)))
             case messages.Stuck():
-                self.node.publish(worker_stuck(event))
+                where = event.wchan or "an unknown place"
+                message = f"process {event.pid} ({event.name}) does not die: it waits in the kernel, in {where}"
+                fields: dict[str, Field] = {"pid": event.pid, "wchan": event.wchan}
+                self.node.publish(Event("worker_stuck", message, Level.ERROR, fields))
             case _ if worker := self._round.workers.get(getattr(event, "tag", 0)):
                 return self._handle_of(worker, event)
         return None
 
     def _handle_of(self, worker: Worker, event: object) -> node_events.NodeEvent | None:
         """Handle an event of one worker of the current round."""
-        number, rank = worker.assignment.round, worker.assignment.rank
+        rank = worker.assignment.rank
         match event:
             case messages.Spawned():
                 worker.pid = event.pid
                 self._round.unlearned = max(self._round.unlearned, event.unlearned)
                 if not self._round.over and self._round.has_started:
-                    self._say_started(number)
-                if worker.failed_early and worker.exit_code is None:
-                    return self._fail_raised(worker)
-                return self._progress(number)
+                    self._say_started()
+                return self._fail_exit(worker, EXCEPTION_EXIT_CODE) if worker.has_reported_failure else self._progress()
             case worker_channels.Initialized():
                 worker.initialized = True
-                return self._progress(number)
-            case worker_channels.Failed() if worker.exit_code is None:
-                if worker.pid is not None:
-                    return self._fail_raised(worker)
-                worker.failed_early = True  # the warden reports the start over another channel
+                return self._progress()
+            case worker_channels.Failed() if worker.is_running:  # else the warden has yet to report the start
+                return self._fail_exit(worker, EXCEPTION_EXIT_CODE)
             case worker_channels.Lingers() if worker.exit_code is None:
                 self.node.publish(worker_lingers(rank, worker.pid))
             case worker_channels.Stepped():
-                return self._stepped(worker, event)
-            case worker_channels.Advanced():
-                self.progress.observe(rank, event.progress)
+                worker.steps = True
+                if all(other.steps for other in self.workers):
+                    return node_events.Progressed(worker.assignment.round, takes_notices=True)
             case worker_channels.NotUnderstood(why=why):
                 message = f"what rank {rank} says to its agent is ignored where it is no report: {why}"
                 self.node.publish(Event("report_ignored", message, Level.DEBUG, {"rank": rank, "why": why}))
             case messages.StartedFresh():
                 self._say_fresh(rank, event.why)
             case messages.SpawnFailed(error=error):
-                return self._fail(worker, self._incident(worker, Cause(message=error), IncidentKind.START_FAILED))
+                return self._fail(worker, Cause(message=error, kind=IncidentKind.START_FAILED))
             case messages.Exited(pid=pid, returncode=code, at=at):
                 worker.pid, worker.exit_code, worker.ended_at = pid, code, at
-                return self._exited(worker) if code == 0 else self._failed(worker, code)
+                return self._exited(worker) if code == 0 else self._fail_exit(worker, code)
             case worker_channels.Terminated() if worker.pid and not self._round.over:
                 if self._round.notice is not None:
                     return self._exited(worker)
                 self.interruptions.begin(self.node.now(), worker.ended_at)
-                after = round(worker.ended_at - self._round.started_at, 6)
-                return self._fail(worker, worker_incident(self.node.info, worker, after, cause=Cause(), exit_code=0))
+                return self._fail(worker, Cause(exit_code=0), at=worker.ended_at)
         return None
-
-    def _failed(self, worker: Worker, code: int) -> node_events.WorkerFailed | None:
-        """Fail the round for a worker that has exited with another code than 0."""
-        self.interruptions.begin(self.node.now(), worker.ended_at)
-        self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
-        return self._fail(worker, *self._exit_incident(worker, code))
 
     def _exited(self, worker: Worker) -> node_events.NodeEvent | None:
         """Note that a worker has exited with 0; return the node event that follows if it was the last."""
-        self._read_steps()  # the worker's end may be known before its last report is read
+        self.reports.drain()  # the worker's end may be known before its last report is read
         if not (self._round.over or self._round.notice is not None) and worker.reported.terminated:
             worker.terminated = True
             self.reports.note_terminated(worker.tag)
         if any(other.exit_code != 0 or other.terminated for other in self.workers):
             return None
-        self._drain_streams()
-        return node_events.WorkersDone(stepped_down=any(other.leaves for other in self.workers))
+        self.output.drain([one.streams for one in self.workers], DRAIN_MAX_SECONDS)
+        return node_events.WorkersDone(stepped_down=any(other.reported.leaves for other in self.workers))
 
     def notify(self, notice: node_events.Notice | None) -> tuple[int, ...] | None:
         """Send the workers the notice of a PLAN, then read their reports; return each rank's step, or None.
@@ -291,10 +290,10 @@ class WorkerGroup:
         living = [tag for tag, worker in self._round.workers.items() if worker.exit_code is None]
         self._round.note_notice(None if notice is None else notice.deadline, self.node.now())
         reached = [tag for tag in living if self.reports.tell(tag, worker_channels.packet(notice))]
-        if notice is None or notice.step is not None or len(reached) < len(living) or not self._read_steps():
+        if notice is None or notice.step is not None or len(reached) < len(living) or not self.reports.drain():
             return None
-        steps = tuple(worker.step for worker in self._round.workers.values() if worker.step is not None)
-        return steps if len(steps) == len(self._round.workers) else None
+        steps = tuple(worker.reported.step for worker in self.workers if worker.reported.step is not None)
+        return steps if len(steps) == len(self.workers) else None
 
     def stop(
         self, grace: float, *, broken: bool = False, failure: Incident | None = None, signum: int = signal.SIGTERM
@@ -316,11 +315,10 @@ class WorkerGroup:
 
     def early_exit(self, failure: Incident | None) -> node_events.WorkerFailed | None:
         """Return the first local worker that has left early, if that explains the round's failure."""
-        early = early_exit_incident(self.node.info, self.workers, failure, self._round.started_at)
-        if early is None or early.rank is None:
+        if (found := early_exit(self.workers, failure)) is None:
             return None
-        step, counts_on = self.progress.step(early.rank)
-        return self._publish_failure(replace(early, step=step, counts_on=counts_on))
+        worker, cause = found
+        return self._publish_failure(self._incident(worker, cause, at=worker.ended_at))
 
     def note_next_round(self) -> None:
         """Note that this node has read the next round."""
@@ -334,10 +332,10 @@ class WorkerGroup:
         """
         if self.interruptions.current is not None:
             self.interruptions.current.stopped = self.node.now()
-        self._drain_streams()
+        self.output.drain([one.streams for one in self.workers], DRAIN_MAX_SECONDS)
         self._look_last()
         self.close()
-        alike = 0 if failure is None else sum(failed_alike(worker, failure) for worker in self.workers)
+        alike = 0 if failure is None else sum(worker.failed_alike(failure) for worker in self.workers)
         self._round.workers.clear()
         self.reports.clear()
         return alike
@@ -351,7 +349,8 @@ class WorkerGroup:
         if self._round.notice is None or not self._round.workers:
             return
         (began, had), ended = self._round.notice, self.node.now()
-        self._read_steps()
+        self.reports.drain()
+        steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
         self.stop_facts = {}
         for look in self._round.running.last_looks:
             checkpoint = self.progress.last_checkpoint()
@@ -359,7 +358,7 @@ class WorkerGroup:
                 checkpoint = checkpoint[0], max(0.0, checkpoint[1] - (self.node.now() - ended))
             snapshot = self._newest_snapshot()
             step = None if snapshot is None else snapshot[1]
-            stop = PlannedStop(had, ended - began, self.newest_step(), checkpoint, step)
+            stop = PlannedStop(had, ended - began, max(steps, default=None), checkpoint, step)
             with contextlib.suppress(TimeoutError):
                 if (found := bounded(partial(look, stop), LAST_LOOK_MAX_SECONDS)) is not None:
                     self.stop_facts[found.name] = found.fields
@@ -378,27 +377,22 @@ class WorkerGroup:
 
     def lose_store(self, current: Round, returncode: int | None) -> node_events.WorkerFailed | None:
         """End the round whose store was here and is gone; no worker failed, so no restart is spent."""
-        return self._fail(None, store_incident(self.node.info, current, self._after(), returncode))
-
-    def fail_start(self, current: Round, error: ElasticError | OSError) -> node_events.WorkerFailed:
-        """Return the failure of a round whose workers could not be started."""
-        return node_events.WorkerFailed(
-            self.node.plugins.explain_failure(start_incident(self.node.info, current, error))
+        how = "was not there" if returncode is None else describe_exit(returncode)
+        message = f"the process that holds the workers' store {how}"
+        return self._report_failure(
+            self.node.incident(IncidentKind.STORE_DIED, current.number, self._after(), message=message)
         )
 
-    def _after(self) -> float:
-        """Return the seconds since the start of the round."""
-        return round(self.node.now() - self._round.started_at, 6)
+    def fail_start(self, current: Round, error: ElasticError | OSError) -> node_events.WorkerFailed:
+        """Return the failure of a round whose start failed: no descriptors, a full disk, a plugin that raised."""
+        rank = place(current.members, self.node.info.node_id).first_rank
+        message = f"the workers could not be started: {getattr(error, 'message', error)}"[:500]
+        incident = self.node.incident(IncidentKind.START_FAILED, current.number, rank=rank, message=message)
+        return node_events.WorkerFailed(self.node.plugins.explain_failure(incident))
 
-    def _exit_incident(self, worker: Worker, exit_code: int) -> tuple[Incident, str]:
-        self._read_steps()  # the worker's end may be known before its last report is read
-        sent = self._round.running.signals.get(worker.pid or 0)
-        killed_for_memory = worker.pid not in self._round.killed and self.oom.read() > self._round.oom_kills
-        oom = self.oom if killed_for_memory else None
-        return exit_incident(self.node, worker, self._after(), exit_code, sent, oom=oom)
-
-    def _incident(self, worker: Worker, cause: Cause, kind: IncidentKind = IncidentKind.WORKER_FAILED) -> Incident:
-        return worker_incident(self.node.info, worker, self._after(), kind, cause=cause)
+    def _after(self, at: float | None = None) -> float:
+        """Return the seconds from the start of the round until an instant, by default now."""
+        return (self.node.now() if at is None else at) - self._round.started_at
 
     def _say_import(self, number: int) -> None:
         """Publish that the workers of a round wait for the starter, if none has started. For any thread."""
@@ -415,69 +409,60 @@ class WorkerGroup:
             message = f"rank {rank} starts fresh, without the warm start: {why}"
             self.node.publish(Event("started_fresh", message, fields={"rank": rank, "why": why}))
 
-    def _say_started(self, number: int) -> None:
-        count, took = len(self._round.workers), self._after()
+    def _say_started(self) -> None:
+        number, count, took = self._round.running.number, len(self._round.workers), round(self._after(), 6)
         fields: dict[str, Field] = {"round": number, "workers": count, "took_s": took}
         message = f"{count} local worker(s) of round {number} run"
         self.node.publish(Event("workers_started", message, Level.DEBUG, fields))
-        if (recovery := self.interruptions.end(self.node.now())) is None:
+        self._round.recovered = recovery = self.interruptions.end(self.node.now())
+        if recovery is None:
             prepare_later(IDLE_AFTER_SECONDS, import_failure_path, name="elastic-prepare")
         else:
             self.node.publish(restarted(number, recovery, self._round.fresh, self._round.unlearned))
-            self._round.recovered = recovery
 
-    def _progress(self, number: int) -> node_events.Progressed | None:
+    def _progress(self) -> node_events.Progressed | None:
         """Return Progressed once all local workers run and are in the process group."""
-        ready = self._round.has_started and all(worker.initialized for worker in self.workers)
-        if self._round.initialized or self._round.over or not ready:
+        current, recovery = self._round, self._round.recovered
+        ready = current.has_started and all(worker.initialized for worker in self.workers)
+        if current.initialized or current.over or not ready:
             return None
-        self._round.initialized = True
-        now, recovery = self.node.now(), self._round.recovered
-        self.node.publish(initialized(number, len(self._round.workers), self._after(), recovery, now))
-        if not self._prepared:
-            self._prepared = True
+        current.initialized, number, took = True, current.running.number, round(self._after(), 6)
+        self.node.publish(initialized(number, len(current.workers), took, recovery, self.node.now()))
+        if recovery is None:
             prepare_later(PREPARE_AFTER_SECONDS, import_failure_path, name="elastic-prepare")
         return node_events.Progressed(number)
 
-    def _read_steps(self) -> bool:
-        """Read all reports of steps that have been sent; return whether there was an end to them."""
-        if (reports := self.reports.drain()) is None:
-            return False
-        for told in reports:
-            if worker := self._round.workers.get(told.tag):
-                if isinstance(told, worker_channels.Advanced):
-                    self.progress.observe(worker.assignment.rank, told.progress)
-                else:
-                    self._stepped(worker, told)
-        return True
+    def _fail_exit(self, worker: Worker, code: int) -> node_events.WorkerFailed | None:
+        """Fail the round for a worker that has exited with ``code``, or will, as an exception has ended its program."""
+        self.interruptions.begin(self.node.now(), worker.ended_at or None)
+        read = self.output.catch_up if worker.is_running else self.output.drain
+        read([worker.streams], DRAIN_MAX_SECONDS)
+        self.reports.drain()  # the worker's end may be known before its last report is read
+        sent = self._round.running.signals.get(worker.pid or 0)
+        killed_for_memory = worker.sent != signal.SIGKILL and self.oom.read() > self._round.oom_kills
+        oom = self.oom if killed_for_memory else None
+        return self._fail(worker, worker.exit_cause(self._after(), code, sent, oom))
 
-    def _stepped(self, worker: Worker, told: worker_channels.Stepped) -> node_events.Progressed | None:
-        """Note the step of a worker. Once all have reported one, they are known to read notices."""
-        first = worker.step is None
-        worker.step = max(told.step + told.ahead, worker.step or 0)
-        worker.leaves = worker.leaves or told.leaves
-        self.progress.observe(worker.assignment.rank, Progress(step=told.step))
-        known = first and all(other.step is not None for other in self._round.workers.values())
-        return node_events.Progressed(worker.assignment.round, takes_notices=True) if known else None
+    def _fail(self, worker: Worker, cause: Cause, *, at: float | None = None) -> node_events.WorkerFailed | None:
+        """Fail the round for a worker that failed at an instant, by default now."""
+        self.reports.drain()
+        return self._report_failure(self._incident(worker, cause, at), cause.text, worker)
 
-    def _fail(self, worker: Worker | None, incident: Incident, text: str = "") -> node_events.WorkerFailed | None:
+    def _incident(self, worker: Worker, cause: Cause, at: float | None = None) -> Incident:
+        step, counts_on = self.progress.step(worker.assignment.rank)
+        incident = worker.incident(self.node, self._after(at), cause)
+        return replace(incident, step=step, counts_on=counts_on)
+
+    def _report_failure(
+        self, incident: Incident, text: str = "", worker: Worker | None = None
+    ) -> node_events.WorkerFailed | None:
         """Report the first failure, and a later one if it explains the first; ``text`` says why."""
-        if incident.rank is not None:
-            self._read_steps()  # the worker's end may be known before its last report is read
-            step, counts_on = self.progress.step(incident.rank)
-            incident = replace(incident, step=step, counts_on=counts_on)
         if self._round.over:
             return self._publish_failure(incident, text) if self._round.is_cause(worker, incident) else None
         self._round.over, self._round.notice = True, None
         if distance_to_cause(incident):
             self._want_cause()
         return self._publish_failure(incident, text)
-
-    def _fail_raised(self, worker: Worker) -> node_events.WorkerFailed | None:
-        """Fail the round for a worker that reports that an exception has ended its program, and that still lives."""
-        self.interruptions.begin(self.node.now())
-        self.output.catch_up([worker.streams], DRAIN_MAX_SECONDS)
-        return self._fail(worker, *self._exit_incident(worker, EXCEPTION_EXIT_CODE))
 
     def _fail_rank(self, failed: RankFailed) -> node_events.WorkerFailed | None:
         """Fail the round for a living worker, as a monitor wants it."""
@@ -488,8 +473,8 @@ class WorkerGroup:
             if failed.kill and worker.pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(worker.pid, signal.SIGKILL)
-            cause = named_cause(failed.name, failed.message) if failed.name else Cause(message=failed.message)
-            return self._fail(worker, self._incident(worker, cause))
+            message = f"{failed.name}: {failed.message}" if failed.name else failed.message
+            return self._fail(worker, Cause(message=message, exception=failed.name))
         return None
 
     def _begin_monitors(self, current: Round) -> None:
@@ -510,7 +495,7 @@ class WorkerGroup:
 
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""
-        self._read_steps()  # a program reports its end before its connections are closed, and its peers fail
+        self.reports.drain()  # a program reports its end before its connections are closed, and its peers fail
         over = [one for one in self.workers if one.reported.over and one.reported.records]  # without an exception
         for worker in over:
             worker.over = True
@@ -522,21 +507,52 @@ class WorkerGroup:
         living = [worker for worker in self.workers if worker.exit_code is None]
         self.output.catch_up([worker.streams for worker in living], DRAIN_MAX_SECONDS)
         for worker in living:
-            worker.raised = has_raised(worker)
+            worker.raised = worker.is_ending()
 
     def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:
         """Publish a failure; return it for the node, with its explanation."""
         incident = self.node.plugins.explain_failure(incident, text)
-        for lines in self._round.running.explanations:
-            if lines not in incident.detail:
-                incident = replace(incident, detail="\n".join(filter(None, [incident.detail.rstrip(), lines])))
+        for lines in dict.fromkeys(self._round.running.explanations):
+            incident = replace(incident, detail=f"{incident.detail.rstrip()}\n{lines}".lstrip("\n"))
         if incident.rank is None:
             self.node.publish(Event("store_died", incident.message, Level.WARNING, {"round": incident.round}))
-            return node_events.WorkerFailed(incident)
-        self.node.publish(worker_failed(incident))
+        else:
+            self.node.publish(worker_failed(incident))
         return node_events.WorkerFailed(incident)
 
-    def _drain_streams(self) -> None:
-        """Read what is left in the pipes of the ended workers."""
-        for worker in self.workers:
-            self.output.drain(worker.streams, DRAIN_MAX_SECONDS)
+
+def workers_signalled(sent: messages.Signalled, *, of_workers: bool) -> Event:
+    """Return the event of a signal that the warden has sent to processes, perhaps to those ``of_workers``."""
+    name, named = signal_name(sent.signum), itertools.zip_longest(sent.pids, sent.names)
+    pids = ", ".join(f"{pid} ({program})" if program else str(pid) for pid, program in named)
+    level = Level.DEBUG if sent.signum == signal.SIGTERM else Level.INFO
+    started = "" if of_workers or not sent.names else ", which the workers had started"
+    return Event("workers_signalled", f"sent {name} to {pids}{started}", level, {"signal": name, "pids": pids})
+
+
+def worker_failed(incident: Incident) -> Event:
+    """Return the event of a worker's failure."""
+    where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
+    consequence = " (which follows from the loss of a peer)" if incident.follows_peer else ""
+    fields: dict[str, Field] = {
+        "rank": incident.rank,
+        "pid": incident.pid,
+        "exit_code": incident.exit_code,
+        "round": incident.round,
+        "exception": incident.exception,
+        "step": incident.step,
+        "message": incident.message,
+        "where": incident.where,
+        "log": incident.log,
+    }
+    return Event("worker_failed", f"{where} {incident.describe()}{consequence}", Level.WARNING, fields)
+
+
+def worker_lingers(rank: int, pid: int | None) -> Event:
+    """Return the event of a worker whose program is over and whose interpreter does not end."""
+    message = (
+        f"rank {rank} (pid {pid}) has finished its program and does not exit: its interpreter has been ending for "
+        f"{LINGERING:.0f} s, and the job waits for it. py-spy dump --native --pid {pid} shows where it hangs; "
+        "a script whose last line is os._exit(0) does not come there"
+    )
+    return Event("worker_lingers", message, Level.WARNING, {"rank": rank, "pid": pid})

@@ -277,8 +277,7 @@ class PContext:
                 return None
         if self._failed() and not self._gone:
             self._stop(signal.SIGTERM, 30.0)
-        for streams in self._streams.values():
-            self._output.drain(streams, 1.0)
+        self._output.drain(self._streams.values(), 1.0)
         return self._result()
 
     def close(self, death_sig: int = signal.SIGTERM, timeout: float = 30) -> None:
