@@ -71,16 +71,7 @@ class Known:
 
 
 class C10dBackend(RendezvousBackend, WorkersStore):
-    """One connection to one job's keys.
-
-    Args:
-        client: The connection; closed with this object.
-        run_id: Which job.
-        server: The store's process, if this agent started it; ended with this object.
-        hosting: Whether the store lives in this agent.
-        known: What this agent's other connections know.
-        serves_workers: Whether the job's workers use this store as theirs, too.
-    """
+    """One connection to one job's keys."""
 
     embedded = True
 

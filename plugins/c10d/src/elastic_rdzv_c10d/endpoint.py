@@ -60,11 +60,7 @@ class Site:
 def find_site(endpoint: HostPort, addresses: Sequence[Address], is_host: bool | None, local_addr: str | None) -> Site:
     """Decide where the store is to be, and take its port if that is here.
 
-    Args:
-        endpoint: What the user wrote.
-        addresses: What it stands for.
-        is_host: Whether the store is to be here; None to find out.
-        local_addr: The address at which others reach this host, if the user has given it.
+    ``is_host`` says whether the store is to be here; None to find out.
 
     Raises:
         UsageError: This host cannot tell.
@@ -113,11 +109,6 @@ def knock(address: Address) -> None:
 
 def call(address: Address, seconds: float, request: bytes = b"") -> bytes:
     """Connect and hang up; with a request, send it first, and return the beginning of the answer.
-
-    Args:
-        address: Where.
-        seconds: How long to connect, and how long to wait for the answer.
-        request: What to send; b"" for nothing.
 
     Raises:
         OSError: No server takes the connection, or it does not answer in time.

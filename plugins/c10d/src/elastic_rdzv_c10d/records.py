@@ -43,14 +43,7 @@ READER = RecordReader(
 
 
 class Keys:
-    """The keys of one job; the leader names those of all rows at every look.
-
-    Attributes:
-        prefix: What the names of all of them begin with.
-        newest: The newest entry once more.
-        arrivals: The counter of serials.
-        changes: The counter of changes.
-    """
+    """The keys of one job; the leader names those of all rows at every look."""
 
     def __init__(self, run_id: str) -> None:
         self.prefix = prefix = f"{ROOT}{quoted(run_id)}/"

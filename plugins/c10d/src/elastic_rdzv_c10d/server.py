@@ -43,12 +43,7 @@ def open_files_needed(nodes: int) -> int:
 
 
 def limit_warning(max_nodes: int, hard_limit: int) -> StoreWarning | None:
-    """Why a job of ``max_nodes`` nodes is too large for the open files that the store's process may have; None if not.
-
-    Args:
-        max_nodes: The most nodes of the job.
-        hard_limit: The hard limit of RLIMIT_NOFILE, to which the store's process raises its own.
-    """
+    """Why a job of ``max_nodes`` nodes is too large for the open files that the store's process may have; None if not."""
     needed = open_files_needed(max_nodes)
     if hard_limit == resource.RLIM_INFINITY or needed <= hard_limit:
         return None

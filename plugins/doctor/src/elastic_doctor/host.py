@@ -63,14 +63,7 @@ def check_endpoint(endpoint: str) -> Finding:
 
 
 def check_address(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> Finding:
-    """Check that other nodes can reach this one at the address of ``elastic run``: look it up, listen, connect.
-
-    Args:
-        endpoint: As the user typed it.
-        form: The endpoint's form, as the backend declares it.
-        local_addr: ``--local_addr``.
-        single_node: Whether no other node can join.
-    """
+    """Check that other nodes can reach this one at the address of ``elastic run``: look it up, listen, connect."""
     name = "address"
     try:
         address = bounded(lambda: advertised_address(endpoint, form, local_addr, single_node=single_node))
@@ -94,12 +87,7 @@ def check_address(endpoint: str, form: str, local_addr: str | None, *, single_no
 
 
 def check_host_name(address: str, environ: Mapping[str, str]) -> Finding:
-    """Return what this host's own name is here: gloo tells it, looked up, to the workers of other nodes.
-
-    Args:
-        address: What other nodes are told.
-        environ: What workers inherit.
-    """
+    """Return what this host's own name is here: gloo tells it, looked up, to the workers of other nodes."""
     name, host = "host name", host_name()
     if _is_loopback(address):
         return ok(name, host)

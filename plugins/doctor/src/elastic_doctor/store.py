@@ -106,13 +106,7 @@ def check_isolation(store: RendezvousBackend, stranger: RendezvousBackend, at: A
 
 
 class Waiter:
-    """A waiter on a thread, with a connection that is used for nothing else meanwhile.
-
-    Args:
-        store: The connection.
-        cursor: Where they are.
-        roster: Whether they wait for the roster, too.
-    """
+    """A waiter on a thread, with a connection that is used for nothing else meanwhile."""
 
     def __init__(self, store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> None:
         self._store, self._cursor, self._roster = store, cursor, roster

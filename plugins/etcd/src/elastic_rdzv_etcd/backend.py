@@ -85,13 +85,6 @@ class Common:
 class EtcdBackend(RendezvousBackend):
     """One connection to one job's keys.
 
-    Args:
-        cluster: The members.
-        run_id: Which job.
-        sidecar: The etcd that this agent started for itself, if it did; ended with this object.
-        embedded: Whether the store is that of an agent.
-        common: What it shares with the agent's other connections.
-
     Raises:
         RendezvousConnectionError: No member answers, or none lets us in.
         RendezvousStateError: What answers is not what it should be.

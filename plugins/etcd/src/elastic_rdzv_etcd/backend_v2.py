@@ -62,10 +62,6 @@ Found = tuple[str, int]
 class EtcdV2Backend(RendezvousBackend):
     """One connection to one job's keys.
 
-    Args:
-        members: The cluster.
-        run_id: Which job.
-
     Raises:
         RendezvousConnectionError: No member answers, or none lets us in or serves API v2.
         RendezvousStateError: What answers is not what it should be.

@@ -38,11 +38,7 @@ class Lost(Exception):
 
 
 class Client:
-    """One connection at a time, made when it is needed.
-
-    Args:
-        cluster: Whose members.
-    """
+    """One connection at a time, made when it is needed."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

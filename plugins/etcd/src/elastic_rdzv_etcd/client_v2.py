@@ -81,11 +81,7 @@ def _pools(opened: Callable[[socket.socket], None]) -> dict[str, type[HTTPConnec
 
 
 class ClientV2:
-    """One connection to whichever member answers. What it is asked to do must bear to be done twice.
-
-    Args:
-        members: The cluster.
-    """
+    """One connection to whichever member answers. What it is asked to do must bear to be done twice."""
 
     def __init__(self, members: Members) -> None:
         self.members = members
@@ -233,13 +229,7 @@ class ClientV2:
 
 
 class _Failed(Exception):
-    """A member that did not answer.
-
-    Args:
-        reason: Why, in a few words.
-        final: Whether trying again is of no use.
-        mute: Whether no server took the connection, or the server closed it.
-    """
+    """A member that did not answer."""
 
     def __init__(self, reason: str, *, final: bool = False, mute: bool = False) -> None:
         super().__init__(reason)

@@ -71,11 +71,6 @@ class _AtOnce(http.client.HTTPConnection):
 class Gateway:
     """A connection.
 
-    Args:
-        site: Whose.
-        context: How to speak TLS, for a site that wants it.
-        timeout: Seconds that connecting may take.
-
     Raises:
         Unreachable: No server listens there, or it does not speak as it must (TLS, HTTP).
     """
@@ -103,12 +98,6 @@ class Gateway:
 
     def post(self, path: str, body: bytes, token: str | None, timeout: float) -> dict[str, Any]:
         """Ask, and read the answer.
-
-        Args:
-            path: Such as ``/v3/kv/txn``.
-            body: JSON.
-            token: The token of the user; None where no password is asked for.
-            timeout: Seconds that the answer may keep us waiting at a time.
 
         Raises:
             Refusal: The member does not do it.

@@ -25,13 +25,7 @@ def history_warning(
 ) -> StoreWarning | None:
     """Why the job will fill etcd's quota; None where it does not, where etcd is compacted, or is too young to tell.
 
-    Args:
-        revision: The store's newest revision.
-        compacted: Whether its first revisions were compacted.
-        used: Bytes of its database.
-        max_nodes: The most nodes of the job.
-        beat_interval: Seconds between two heartbeats of a node.
-        where: The cluster, for the message.
+    ``used`` is in bytes; ``compacted`` says whether the first revisions were compacted.
     """
     days = days_until_full(max_nodes, beat_interval, used)
     if compacted or revision < YOUNG or days >= LEAST_DAYS:

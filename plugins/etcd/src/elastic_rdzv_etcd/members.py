@@ -32,10 +32,6 @@ LOOK_UP_AGAIN = 0.5
 class Members:
     """The cluster's members, as the user named them. Safe to share by threads.
 
-    Args:
-        endpoints: Their names.
-        options: How to reach them, and as whom.
-
     Raises:
         UsageError: A certificate cannot be used.
         RendezvousConnectionError: None of the names has an address.

@@ -42,12 +42,7 @@ class Kind(enum.Enum):
 
 
 class Refusal(Exception):
-    """A member's answer that is not what was asked for. Never leaves this distribution.
-
-    Args:
-        kind: What follows from it.
-        text: What the member said, in one line.
-    """
+    """A member's answer that is not what was asked for. Never leaves this distribution."""
 
     def __init__(self, kind: Kind, text: str) -> None:
         super().__init__(text)

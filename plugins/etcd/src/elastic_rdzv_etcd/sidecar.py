@@ -47,14 +47,7 @@ def find_binary(config: Mapping[str, str], environ: Mapping[str, str] = os.envir
 
 
 class Sidecar:
-    """A running etcd, for as long as this object's process lives or until :meth:`close`.
-
-    Args:
-        process: The one that watches over it.
-        lifeline: What ends it.
-        port: Where it serves, on 127.0.0.1.
-        folder: What it keeps.
-    """
+    """A running etcd, for as long as this object's process lives or until :meth:`close`."""
 
     def __init__(self, process: subprocess.Popen[bytes], lifeline: socket.socket, port: int, folder: Path) -> None:
         self.process, self.port, self.folder = process, port, folder

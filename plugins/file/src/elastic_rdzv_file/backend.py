@@ -69,12 +69,7 @@ _TORN = 10
 
 
 class FileBackend(RendezvousBackend):
-    """One connection to one job's directory, which :meth:`open` makes.
-
-    Args:
-        store: The directory.
-        poll_interval: Seconds between two looks; None to be told of changes where that is possible.
-    """
+    """One connection to one job's directory, which :meth:`open` makes."""
 
     def __init__(self, store: JobDirectory, poll_interval: float | None = None) -> None:
         self._store = store

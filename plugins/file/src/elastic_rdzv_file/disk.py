@@ -104,11 +104,6 @@ def _link(draft: str, target: str) -> bool:
 def republish(scratch: str, target: str, content: bytes) -> None:
     """Replace a file, or make it, at one instant: who reads it finds all of the old content or all of the new.
 
-    Args:
-        scratch: A directory on the same file system that no other process reads.
-        target: The file.
-        content: All of it.
-
     Raises:
         OSError: It could not be written.
     """

@@ -13,13 +13,7 @@ from elastic_rdzv_file.disk import PLANTED, Numbered, store_errors
 
 
 class JobDirectory:
-    """The paths in one job's directory, and the shared memory of its connections.
-
-    Args:
-        directory: Where.
-        parent_is_ours: Whether what it is in was made for this job.
-        shared: Whether other users may own it, and write there.
-    """
+    """The paths in one job's directory, and the shared memory of its connections."""
 
     def __init__(self, directory: str, *, parent_is_ours: bool = False, shared: bool = False) -> None:
         self.directory = directory

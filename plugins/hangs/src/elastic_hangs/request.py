@@ -32,9 +32,7 @@ class Located:
 def ask(store: RendezvousBackend, job: str, *, full: bool = False, patience: float = WAIT_SECONDS) -> Located:
     """Ask all nodes of a job where their ranks are. No worker is stopped.
 
-    Args:
-        full: Whether the whole stacks are wanted, not only a line for each place.
-        patience: How many seconds to wait for the report.
+    ``patience`` is in seconds.
 
     Raises:
         UsageError: There is no such job, or it has no workers now.

@@ -78,9 +78,6 @@ class Place:
 class Prometheus:
     """Keeps the numbers, where an endpoint is asked for, and answers for them.
 
-    Args:
-        environ: Where the settings are.
-
     Raises:
         UsageError: A setting is wrong.
     """

@@ -26,10 +26,6 @@ TOKEN_SECONDS = 21_600  # the longest life of a token that the service gives
 def parse_action(text: str, now: float) -> Notice:
     """Return the notice of ``spot/instance-action``: ``{"action": "terminate", "time": "2017-09-18T08:22:00Z"}``.
 
-    Args:
-        text: The answer.
-        now: Seconds since the epoch.
-
     Raises:
         NotUnderstoodError: It is no such object.
     """
@@ -76,15 +72,7 @@ PARSERS: Mapping[str, Callable[[str, float], Notice]] = {ACTION: parse_action, R
 
 
 class SpotKey:
-    """One key of the instance. A key that fails says nothing of the other, and does not hold it up.
-
-    Args:
-        key: One of ``PARSERS``.
-        now: Returns seconds since the epoch.
-        endpoint: The address of the service.
-        spot_only: Whether to ask first whether this is a spot instance.
-        send: Sends a request.
-    """
+    """One key of the instance. A key that fails says nothing of the other, and does not hold it up."""
 
     advice = (
         "In a container, the answer with the session token takes two hops: set HttpPutResponseHopLimit of the instance "

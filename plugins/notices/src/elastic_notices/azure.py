@@ -69,14 +69,7 @@ def _epoch(text: str) -> float:
 
 
 class ScheduledEvents:
-    """The events of one machine.
-
-    Args:
-        now: Returns seconds since the epoch.
-        endpoint: The address of the service.
-        spot_only: Whether to ask first whether this is a spot machine.
-        send: Sends a request.
-    """
+    """The events of one machine."""
 
     name = "the metadata service of Azure"
     advice = "If pods cannot reach 169.254.169.254, give the pod hostNetwork: true."

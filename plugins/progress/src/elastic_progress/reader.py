@@ -20,12 +20,7 @@ UNREAD_MAX_BYTES = 1 << 16  # of output that is collected
 
 
 class ProgressReader:
-    """Reads the lines of the workers of the current round. Any thread may call its methods.
-
-    Args:
-        now: Seconds, monotonic.
-        cpu: The CPU seconds of the calling thread.
-    """
+    """Reads the lines of the workers of the current round. Any thread may call its methods."""
 
     def __init__(
         self,

@@ -84,11 +84,8 @@ class _Look:
 class RedisBackend(RendezvousBackend, ReplaceableServer):
     """One connection to one job's keys.
 
-    Args:
-        dialler: Makes connections.
-        run_id: Which job.
-        replaceable: Whether an earlier connection has found that another server may replace the one it leads to: one
-            that is cut off shows no replicas.
+    ``replaceable``: an earlier connection has found that another server may replace the one it leads to; one that
+    is cut off shows no replicas.
 
     Raises:
         RendezvousConnectionError: The server cannot be reached, refuses us, or will not do.

@@ -73,14 +73,8 @@ class Client:
     Every method raises RendezvousConnectionError when the server is gone, does not answer in time or refuses, or when
     this connection is closed; and RendezvousStateError when a key holds something else.
 
-    Args:
-        sock: The way to the server; closed with this object, also when making it fails.
-        where: The server, for messages.
-        db: Which of its databases.
-        credentials: Where it was said whom to identify as, for messages.
-        identity: The user's name and the password; None for the server's default user, or no password.
-        patience: Seconds that each answer may take until :meth:`settle` says otherwise.
-        doubt: Why it may hang up before that, for messages.
+    ``sock`` is closed with this object, also when making it fails. An answer may take ``patience`` seconds until
+    :meth:`settle` says otherwise.
 
     Raises:
         RendezvousConnectionError: It does not let us in.

@@ -153,10 +153,6 @@ class Keeper(ABC):
 class LossyProxy(BadLine):
     """Stands between clients and a server that is reached over TCP; what one reads from a client at once is a request.
 
-    Args:
-        host: The server's.
-        port: The server's.
-
     Attributes:
         port: Where the proxy listens, on 127.0.0.1.
     """

@@ -26,11 +26,7 @@ class MemoryBackend(LocalBackend):
 
 
 class MemoryServer(Keeper):
-    """A store's server for the suites: many jobs, many connections, and a life of its own.
-
-    Args:
-        may_forget: What its connections say of it, for which a job's first round waits.
-    """
+    """A store's server for the suites: many jobs, many connections, and a life of its own."""
 
     def __init__(self, *, may_forget: bool = False) -> None:
         self.may_forget = may_forget

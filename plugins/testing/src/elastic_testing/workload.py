@@ -42,14 +42,7 @@ Opens = Callable[[str], RendezvousBackend]
 
 
 class Worker:
-    """One process's calls.
-
-    Args:
-        name: The process, in the record.
-        opens: Makes the first connection.
-        line: What loses requests; it has an effect here only if it lies within this process.
-        seed: Of the random choices.
-    """
+    """One process's calls."""
 
     def __init__(self, name: str, opens: Opens, line: BadLine, seed: str) -> None:
         self.calls: list[Call] = []
@@ -221,14 +214,7 @@ def is_shared(opens: Opens) -> bool:
 
 
 class Workers:
-    """Workers that begin at once, as processes or threads. Processes left at the end of the block are killed.
-
-    Args:
-        opens: Makes their first connections.
-        line: What loses their requests.
-        seed: Of their random choices.
-        forked: Whether they are processes.
-    """
+    """Workers that begin at once, as processes or threads. Processes left at the end of the block are killed."""
 
     def __init__(self, opens: Opens, line: BadLine, seed: str, *, forked: bool) -> None:
         self._progress = memoryview(mmap(-1, 8 * WORKERS)).cast("q")  # shared with processes that are forked

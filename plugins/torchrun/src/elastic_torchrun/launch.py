@@ -79,10 +79,6 @@ class SignalException(SystemExit):
 
     As SIGINT's KeyboardInterrupt, it is no :class:`Exception`, so that a program that retries after failures does not
     go on after SIGTERM. It is a SystemExit: a program that does not catch it exits with 128 + the signal's number.
-
-    Args:
-        msg: Its text.
-        sigval: The signal.
     """
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:

@@ -111,12 +111,7 @@ class Timers:
 
 
 class Watchdog:
-    """The plugin: sends the signals of expired timers, and fails workers that wait in the kernel for too long.
-
-    Args:
-        environ: The agent's variables.
-        now: The monotonic clock.
-    """
+    """The plugin: sends the signals of expired timers, and fails workers that wait in the kernel for too long."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, now: Callable[[], float] = time.monotonic) -> None:
         self._environ, self._now = environ, now

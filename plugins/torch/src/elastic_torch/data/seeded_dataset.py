@@ -21,10 +21,6 @@ class SeededDataset(Dataset[_T]):
     back after each sample.
 
     ``TrainState.batches`` calls :meth:`set_epoch`; other loops call it before each epoch's iteration.
-
-    Args:
-        dataset: What has the samples, with a length.
-        seed: The same on all ranks.
     """
 
     def __init__(self, dataset: Dataset[_T], seed: int = 0) -> None:

@@ -146,13 +146,7 @@ def judge(reading: Reading, *, ended: bool) -> Verdict:
 
 
 class Steps(Iterator[list[int]]):
-    """One iteration over the steps of an epoch, which counts how it is read.
-
-    Args:
-        reading: Where it is counted.
-        steps: The indices of each step.
-        at_end: Called when the end is met.
-    """
+    """One iteration over the steps of an epoch, which counts how it is read."""
 
     def __init__(self, reading: Reading, steps: Iterator[list[int]], at_end: Callable[[Reading], None]) -> None:
         self._reading, self._steps, self._at_end = reading, steps, at_end

@@ -39,11 +39,6 @@ class Retry:
     """Tries again after errors that may pass: for so many seconds in all, from the first error that has not passed.
 
     Several threads may use one.
-
-    Args:
-        seconds: How long; 0 is a single try.
-        now: A monotonic clock, in seconds.
-        sleep: Waits so many seconds.
     """
 
     def __init__(

@@ -103,9 +103,6 @@ class LocalStorage:
     Args:
         root: The directory.
         shared: Whether checkpoints are read that other users own, or can change.
-
-    Attributes:
-        root: For people.
     """
 
     def __init__(self, root: Path, *, shared: bool = False) -> None:

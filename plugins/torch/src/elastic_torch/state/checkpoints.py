@@ -18,10 +18,7 @@ logger = logging.getLogger("elastic_torch.state")
 class Checkpoints:
     """The checkpoints of one training; without a tier, none.
 
-    Args:
-        tier: Where they are.
-        place: This worker.
-        saved: Called with the step of a checkpoint that is on disk, from any thread.
+    ``saved`` is called with the step of a checkpoint that is on disk, from any thread.
     """
 
     def __init__(self, tier: DiskTier | None, place: Place, saved: Callable[[int], None]) -> None:

@@ -19,11 +19,7 @@ _CHUNK = 1 << 20
 
 
 class Comparison:
-    """The comparison of state that is declared to be the same on all ranks; each difference is logged once.
-
-    Args:
-        peers: All ranks.
-    """
+    """The comparison of state that is declared to be the same on all ranks; each difference is logged once."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers

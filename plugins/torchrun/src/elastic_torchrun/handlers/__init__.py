@@ -36,11 +36,7 @@ __all__ = ["TorchrunHandler", "handler_of", "handler_over"]
 
 
 def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
-    """Return what torchrun registers: makes the handler of one run from torch's parameters.
-
-    Args:
-        plugin: The module with the backend's hooks; imported when a run asks.
-    """
+    """Return what torchrun registers: makes the handler of one run from torch's parameters."""
 
     def make(torchs: Any) -> RendezvousHandler:
         hooks = import_module(plugin)
