@@ -335,7 +335,6 @@ class C10dBackend(RendezvousBackend, WorkersStore):
         return head
 
     def _has(self, index: int) -> None:
-        """Note that the ledger has this entry."""
         self._known.head = max(self._known.head, index)
 
     # Both ------------------------------------------------------------------------------------------------------------

@@ -104,8 +104,6 @@ def resolve(endpoint: HostPort, patience: Patience) -> list[Address]:
 
 
 class _Met(enum.IntEnum):
-    """The result of an attempt, the most hopeful first."""
-
     NOBODY = 0
     """The host answers, and no server listens."""
     SILENCE = 1

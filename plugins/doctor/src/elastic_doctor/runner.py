@@ -68,8 +68,6 @@ class _End:
 
 
 class _PipeListener:
-    """The listener in the process that is watched."""
-
     def __init__(self, line: Connection) -> None:
         self._line = line
 
@@ -108,8 +106,6 @@ def examine_in_process(subject: Subject, examining: Examine = examine) -> Genera
 
 
 class _Watched:
-    """The process, from its start to its end."""
-
     def __init__(self, subject: Subject, body: Examine) -> None:
         self._line, theirs = _fork.Pipe(duplex=False)
         self._process = _fork.Process(target=_body, args=(subject, body, theirs, self._line), daemon=False)

@@ -140,7 +140,6 @@ class EtcdBackend(RendezvousBackend):
             self.warnings = (*self.warnings, found)
 
     def _compacted(self) -> bool:
-        """Return True if the first revisions are gone."""
         try:
             self._client.call(RANGE, {**_range(self._keys.head), "revision": "2"})
         except RendezvousStateError as exc:

@@ -322,7 +322,6 @@ def _name(name: str) -> str:
 
 
 def _id(name: str) -> str:
-    """Return the name that :func:`_name` made this from."""
     return unquoted(name[1:].replace("=", "%").encode())
 
 

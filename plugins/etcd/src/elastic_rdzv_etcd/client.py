@@ -162,7 +162,6 @@ class Client:
                 raise self._is_closed()
 
     def _ask(self, site: Site, ask: Callable[[Gateway, str | None, float], _T], timeout: float) -> _T:
-        """All that it takes, which is ``timeout`` seconds together."""
         deadline = time.monotonic() + timeout
 
         def left() -> float:

@@ -229,8 +229,6 @@ class ClientV2:
 
 
 class _Failed(Exception):
-    """A member that did not answer."""
-
     def __init__(self, reason: str, *, final: bool = False, mute: bool = False) -> None:
         super().__init__(reason)
         self.final, self.mute = final, mute

@@ -91,8 +91,6 @@ class ProcessStacks:
 
 @dataclass(slots=True)
 class _Request:
-    """A request for the stacks of one process."""
-
     file: int  # the memory file into which it writes them
     start: int  # the size of the file before
     ran: int  # how long its main thread had run, in nanoseconds

@@ -117,8 +117,6 @@ def uses_of(pids: Collection[int]) -> dict[int, Use]:
 
 @dataclass(slots=True)
 class _Seen:
-    """The signs of one worker at the last look."""
-
     pid: int
     tails: tuple[bytes, ...]
     printed_at: float

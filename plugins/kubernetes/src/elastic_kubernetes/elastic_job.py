@@ -232,7 +232,6 @@ def _one_of(mapping: Field, name: str, known: tuple[str, ...], *, default: str) 
 
 
 def _texts(mapping: Field | None) -> dict[str, str]:
-    """Return labels or annotations."""
     if mapping is None:
         return {}
     for name in mapping.mapping():

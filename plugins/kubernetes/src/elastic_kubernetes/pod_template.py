@@ -180,7 +180,6 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], size: int) ->
 
 
 def _with_memory(resources: Mapping[str, Any], extra: int, job: ElasticJob) -> dict[str, Any]:
-    """Return resources whose memory, where they bound it, has room for ``extra`` bytes more."""
     grown = copy.deepcopy(dict(resources))
     for name in ("limits", "requests"):
         amounts = grown.get(name)

@@ -163,6 +163,5 @@ class _Server6(_Server):
 
 
 def _bound_to(listener: socket.socket) -> tuple[str, int]:
-    """Host and port that a socket is bound to."""
     host, port, *_ = listener.getsockname()
     return str(host), int(port)

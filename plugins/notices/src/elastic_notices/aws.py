@@ -103,7 +103,6 @@ class SpotKey:
         return [] if text is None else [PARSERS[self._key](text, self._now())]
 
     def _get(self, path: str) -> str | None:
-        """Return the value of a key; None for a key that is not there."""
         url = self._endpoint + path
         answer = self._send(url, self._headers())
         if answer.status == 401:  # the token is not valid any more

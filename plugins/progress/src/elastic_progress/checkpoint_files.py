@@ -33,7 +33,6 @@ class SavedFile:
 
 
 def _likeness(file: SavedFile) -> tuple[bool, float, str]:
-    """Return a sort key: files with a step in their path are checkpoints before all others, newer ones before older."""
     return step_of_path(file.path) is not None, file.changed_at, file.path
 
 

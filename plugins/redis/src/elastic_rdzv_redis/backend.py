@@ -65,8 +65,6 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A view of the store, with the last notifications of ledger and roster before it."""
-
     cursor: Cursor
     strokes: tuple[bytes, bytes]
 
@@ -292,7 +290,6 @@ class RedisBackend(RendezvousBackend, ReplaceableServer):
         return reply
 
     def _head(self, reply: Any) -> int:
-        """Return the index of the newest entry."""
         if (index := self._known(int, reply)) < 0:
             raise self._planted("the index of the newest entry", index)
         return index

@@ -72,7 +72,6 @@ class Dialler:
         return 2 * found > len(sentinels)
 
     def _same(self, named: HostPort, host: HostPort) -> bool:
-        """Return True if two names are those of one server."""
         if named == host:
             return True
         if named.port != host.port:
@@ -155,7 +154,6 @@ class Dialler:
     def _client(
         self, host: HostPort | None, credentials: Credentials, deadline: float, *, whose: str = "", db: int = 0
     ) -> Client:
-        """Return a connection to one server, or with no host to the endpoint's unix socket."""
         identity = credentials.now()
         where = f"{host or self.options.endpoint}{whose}"
         sock = self._unix(where) if host is None else self._tcp(host, where, deadline)
@@ -181,7 +179,6 @@ class Dialler:
         return f"It may not trust the client's certificate, --rdzv_conf cert={self.options.tls.cert}; see its log."
 
     def _forget(self, host: HostPort | None) -> None:
-        """Let the next attempt look the name up anew."""
         if host is not None:
             self._addresses.pop(host, None)
 
@@ -239,7 +236,6 @@ class Dialler:
 
 
 def _halfway(deadline: float) -> float:
-    """Half of the time that is left."""
     return (time.monotonic() + deadline) / 2
 
 
@@ -251,7 +247,6 @@ def _unreachable(where: str, why: str) -> RendezvousConnectionError:
 
 
 def _look_up(host: HostPort, patience: float) -> list[Any]:
-    """Return what a name stands for."""
     with contextlib.suppress(socket.gaierror, UnicodeError):
         return socket.getaddrinfo(host.host, host.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     try:

@@ -125,7 +125,6 @@ def _head_at_least(head: int, chain: Chain) -> State:
 
 
 def _shows_an_entry(result: object) -> bool:
-    """Return True if a caller with this answer knows of an entry from then on."""
     match result:
         case HeartbeatReply(head=head) | Cursor(head=head):
             return head > 0

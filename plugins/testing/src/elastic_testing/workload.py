@@ -284,7 +284,6 @@ def _forked(body: Callable[..., None], *arguments: object) -> BaseProcess:
 
 
 def _insist(connect: Callable[[], RendezvousBackend]) -> RendezvousBackend:
-    """Return a connection, once there is one."""
     give_up = time.monotonic() + PATIENCE
     while True:
         try:

@@ -44,7 +44,6 @@ def written_in(line: Sequence[str], parser: ArgumentParser) -> set[str]:
 
 
 def _is_static(args: Namespace) -> bool:
-    """Return True if torchrun would number the nodes by hand: one node needs no number."""
     return (
         getattr(args, "rdzv_backend", "static") == "static"
         and not getattr(args, "standalone", False)

@@ -32,7 +32,6 @@ class SeededDataset(Dataset[_T]):
         self._epoch[0] = epoch
 
     def __len__(self) -> int:
-        """Of the dataset."""
         return len(self.dataset)  # type: ignore[arg-type]  # it has one
 
     def __getitem__(self, index: Any) -> _T:

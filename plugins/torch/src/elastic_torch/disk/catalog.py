@@ -201,7 +201,6 @@ def set_aside(storage: Storage, folder: str) -> bool:
 
 
 def _remove(storage: Storage, folder: str, which: str) -> None:
-    """Remove a folder. A failure is only logged: the next save tries again."""
     try:
         storage.remove(folder)
     except OSError as error:

@@ -19,8 +19,6 @@ TIMEOUT = timedelta(hours=2)
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """The failure of an operation on one rank."""
-
     error: Exception
     code: int | None = None
     """The system's number of it."""
@@ -141,7 +139,6 @@ def _try(act: Callable[[], Any]) -> Any:
 
 
 def _line(error: Exception) -> str:
-    """Return an error in one line, as people read it."""
     text = " ".join(str(error).split())
     return text if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
 

@@ -181,7 +181,6 @@ class Disk:
         return self._writer.submit(lambda: self._write(position, copied, counters), copied)
 
     def _enter_again(self, step: int) -> Future[Checkpoint] | None:
-        """Try once more to use a directory that was unusable; return the failed save if it still is."""
         if self._ownership.saver is not None:
             return None
         failed: CheckpointError

@@ -271,7 +271,6 @@ class Loader:
 
 @contextlib.contextmanager
 def _put_off(errors: list[OSError]) -> Iterator[None]:
-    """Keep an error of the disk for later."""
     try:
         yield
     except OSError as error:

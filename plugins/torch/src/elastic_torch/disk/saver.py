@@ -124,7 +124,6 @@ class Saver:
         return files
 
     def _publish(self, staging: str, manifest: Manifest, metadata: bytes) -> Checkpoint:
-        """Complete the folder, and let it be a checkpoint."""
         sum = dcp.write_metadata(self.storage, staging, metadata)
         self._checked(staging, {METADATA: sum})
         whole = replace(manifest, files={**manifest.files, METADATA: sum})

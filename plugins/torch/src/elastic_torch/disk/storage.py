@@ -345,7 +345,6 @@ def _lock(file: IO[Any], how: int, patience: float, *, unknown: bool = False) ->
 
 
 def _sync(folder: Path) -> None:
-    """Make a directory's entries durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -105,8 +105,6 @@ def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -
 
 
 class _Copies:
-    """Copies whose tensors are still to be filled: all at once, since those of a GPU need not wait for each other."""
-
     def __init__(self) -> None:
         self.targets: list[torch.Tensor] = []
         self.sources: list[torch.Tensor] = []

@@ -159,7 +159,6 @@ class Rescue:
             os.close(fd)
 
     def _earlier(self) -> Request | None:
-        """Return the request of an earlier round of this run, from this node's agent."""
         name = self._request.name
         fd = held(f"{name}/{RESCUE}", _ANSWER_SECONDS) if self._place.local_rank == 0 else None
         if fd is None:

@@ -14,7 +14,6 @@ from elastic_torch.version import digest
 
 
 def _apply(state: Mapping[str, Any]) -> None:
-    """Set all of them to where they were."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])

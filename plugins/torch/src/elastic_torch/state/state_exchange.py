@@ -127,7 +127,6 @@ class Transport:
         return table
 
     def _wait(self, begin: Callable[[], dist.Work]) -> None:
-        """Have a collective done."""
         with self._inside:
             work = begin()
         while not work.is_completed():

@@ -66,8 +66,6 @@ def put_together(said: Any, take: Take, shard: TakeDTensor | None = None) -> Any
 
 @dataclass(frozen=True, slots=True)
 class _Leaves:
-    """The tensors that a walk through a state has found."""
-
     tensors: list[torch.Tensor]
     shards: DTensors | None
 

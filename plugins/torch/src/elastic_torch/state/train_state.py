@@ -417,7 +417,6 @@ class TrainState:
         return None
 
     def _load_checkpoint(self, loaded: AnyLoaded) -> Tier:
-        """Load a checkpoint."""
         self._common.gradients.replay(loaded.state["gradients"].tolist())
         self.load_state_dict(loaded.state)
         numbers = loaded.state.get("rng", {}).get(str(self._peers.rank))

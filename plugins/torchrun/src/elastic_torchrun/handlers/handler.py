@@ -381,7 +381,6 @@ class TorchrunHandler(RendezvousHandler):
         return offer
 
     def _is_next(self, current: Round) -> bool:
-        """Return True if the agent is still to be given this round."""
         return self._fresh and self._begun is not None and self._begun[0] is current
 
     def _over(self, current: Round) -> bool:
