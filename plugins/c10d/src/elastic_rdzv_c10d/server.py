@@ -43,7 +43,7 @@ def open_files_needed(nodes: int) -> int:
 
 
 def limit_warning(max_nodes: int, hard_limit: int) -> StoreWarning | None:
-    """Why a job of ``max_nodes`` nodes is too large for the open files that the store's process may have; None if not."""
+    """Return a warning if the store's process may not open enough files for a job of ``max_nodes`` nodes."""
     needed = open_files_needed(max_nodes)
     if hard_limit == resource.RLIM_INFINITY or needed <= hard_limit:
         return None

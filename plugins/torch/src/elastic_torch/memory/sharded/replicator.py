@@ -70,7 +70,7 @@ class Replicator:
         return tuple(stamp for stamp in (safe, way) if stamp is not None)
 
     def offer(self, stamp: Stamp | None) -> None:
-        """Have this snapshot replicated, unless a rank is still busy with an earlier one. All ranks, in the same steps."""
+        """Have this snapshot replicated, unless a rank is still busy with an earlier one. Collective."""
         if self._broken:
             return
         if self._way is not None:
