@@ -45,6 +45,10 @@ class Unreachable(Exception):
         super().__init__(reason)
         self.reason, self.final, self.mute = reason, final, mute
 
+    def is_final(self, *, enough: bool) -> bool:
+        """Return True if no further try is due, where the time for members that do not answer is up or not."""
+        return self.final or (enough and self.mute)
+
 
 def hung_up(site: Site) -> str:
     """Why a member may hang up before it has said anything, for the end of a message."""

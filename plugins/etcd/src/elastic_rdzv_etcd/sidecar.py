@@ -55,11 +55,7 @@ class Sidecar:
 
     @classmethod
     def start(cls, binary: str) -> Sidecar:
-        """Start it, and wait until it serves.
-
-        Raises:
-            RendezvousConnectionError: It does not.
-        """
+        """Start it, and wait until it serves; raise RendezvousConnectionError if it does not."""
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-I", "-S", sidecar_main.__file__, str(theirs.fileno()), binary]
