@@ -80,7 +80,6 @@ class _Watched:
         """The step that it was at when it last reported."""
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what it finds, and that it hangs or dies if it does."""
         waited = _Waited(self._process.pid or 0)
         while True:
             if not self._line.poll(TICK):

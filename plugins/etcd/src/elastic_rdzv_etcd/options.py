@@ -61,7 +61,7 @@ class Options:
 
     @classmethod
     def read(cls, config: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Options:
-        """Read them; raise UsageError if a value cannot be meant, two contradict each other, or a file cannot be read."""
+        """Read them; raise UsageError if a value is wrong, two contradict each other, or a file cannot be read."""
         files = {name: _one_of(config, spellings) for name, spellings in TLS_KEYS.items()}
         user, password = _credentials(config, environ)
         given = timeouts(config)

@@ -44,11 +44,7 @@ class Place:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Place | None:
-        """Return the place, or None where no endpoint is asked for.
-
-        Raises:
-            UsageError: The port is none.
-        """
+        """Return the place, or None where no endpoint is asked for; raise UsageError if the port is none."""
         text = environ.get(PORT_VARIABLE, "").strip() or "0"
         if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > LAST_PORT:
             raise UsageError(
@@ -89,11 +85,7 @@ class Prometheus:
 
     @hookimpl
     def elastic_run_starts(self, config: RunConfig, run_uid: str, node: NodeInfo) -> None:
-        """Open the endpoint, if one is asked for.
-
-        Raises:
-            EndpointError: It cannot be opened.
-        """
+        """Open the endpoint, if one is asked for; raise EndpointError if it cannot be opened."""
         self.elastic_run_ends()  # the agent may have entered the job again, as another node
         if self._place is None:
             return

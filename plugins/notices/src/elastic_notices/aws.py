@@ -6,11 +6,10 @@ Both keys answer with 404 until there is something to say, and each is watched b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 
-from elastic_notices.http import Answer, ask, refused
+from elastic_notices.http import Answer, ask, json_object, refused
 from elastic_notices.notice import Notice, NotUnderstoodError
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as for Amazon's own SDKs
@@ -29,7 +28,7 @@ def parse_action(text: str, now: float) -> Notice:
     Raises:
         NotUnderstoodError: It is no such object.
     """
-    plain = _object(text)
+    plain = json_object(text)
     action, time = plain.get("action"), plain.get("time")
     if action not in ("terminate", "stop", "hibernate") or not isinstance(time, str):
         raise NotUnderstoodError(f"no instance action: {text[:80]!r}")
@@ -44,21 +43,11 @@ def parse_rebalance(text: str, _: float = 0.0) -> Notice:
     Raises:
         NotUnderstoodError: It is no such object.
     """
-    time = _object(text).get("noticeTime")
+    time = json_object(text).get("noticeTime")
     if not isinstance(time, str):
         raise NotUnderstoodError(f"no rebalance recommendation: {text[:80]!r}")
     _epoch(time)
     return Notice(f"AWS says since {time} that this spot instance is at a higher risk of interruption")
-
-
-def _object(text: str) -> Mapping[str, object]:
-    try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError):
-        plain = None
-    if not isinstance(plain, dict):
-        raise NotUnderstoodError(f"no JSON object: {text[:80]!r}")
-    return plain
 
 
 def _epoch(text: str) -> float:

@@ -286,11 +286,7 @@ def _check_fitness(client: Client) -> dict[str, str]:
 
 
 def _tls_context(options: Options) -> ssl.SSLContext:
-    """Return the TLS context for this server.
-
-    Raises:
-        UsageError: A file holds something else.
-    """
+    """Return the TLS context for this server; raise UsageError if a file holds something else."""
     tls = options.tls
     assert tls is not None
     try:

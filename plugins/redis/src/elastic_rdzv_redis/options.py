@@ -96,11 +96,7 @@ class Options:
 
     @classmethod
     def read(cls, endpoint: str, config: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Options:
-        """Read them.
-
-        Raises:
-            UsageError: The endpoint is none, a value cannot be, or two of them contradict each other.
-        """
+        """Read them; raise UsageError if the endpoint or a value is wrong, or two of them contradict each other."""
         if "sentinel" in config and not config["sentinel"]:
             raise UsageError("--rdzv_conf 'sentinel=': the master has no name.")
         where = Endpoint.parse(endpoint, sentinels="sentinel" in config)

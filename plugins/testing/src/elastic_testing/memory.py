@@ -36,19 +36,11 @@ class MemoryServer(Keeper):
         self.running = True
 
     def open(self, run_id: str) -> MemoryBackend:
-        """Return a first connection to a job.
-
-        Raises:
-            RendezvousConnectionError: The server is stopped.
-        """
+        """Return a first connection to a job; raise RendezvousConnectionError if the server is stopped."""
         return MemoryBackend(self, run_id)
 
     def store(self, run_id: str) -> MemoryStore:
-        """Return what is kept of a job.
-
-        Raises:
-            RendezvousConnectionError: The server is stopped.
-        """
+        """Return what is kept of a job; raise RendezvousConnectionError if the server is stopped."""
         if not self.running:
             raise RendezvousConnectionError("The server in memory is stopped.")
         return self._jobs.setdefault(run_id, MemoryStore())

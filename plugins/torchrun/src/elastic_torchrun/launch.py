@@ -64,11 +64,7 @@ class ChildFailedError(ElasticError):
     format_msg = __str__  # torch's name for it
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """Return the rank that failed first, and how.
-
-        Raises:
-            LookupError: No worker is to blame.
-        """
+        """Return the rank that failed first, and how; raise LookupError if no worker is to blame."""
         if not self.failures:
             raise LookupError(f"No worker is to blame: {self.message}")
         return min(self.failures.items(), key=lambda item: item[1].timestamp)

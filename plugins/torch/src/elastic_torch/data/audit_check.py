@@ -117,11 +117,7 @@ def audit(files: Sequence[Sequence[Record]], *, finished: bool = False) -> Repor
 
 
 def run_order(files: Iterable[Sequence[Record]]) -> list[str]:
-    """Return the runs in the order in which they appear.
-
-    Raises:
-        ValueError: Two files disagree on it.
-    """
+    """Return the runs in the order in which they appear; raise ValueError if two files disagree on it."""
     seen = [list(dict.fromkeys(record.run for record in file)) for file in files]
     order = list(dict.fromkeys(run for runs in seen for run in runs))
     for runs in seen:

@@ -381,11 +381,7 @@ def ignores_unreadable(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:
-    """Return True if a variable says yes.
-
-    Raises:
-        UsageError: It says neither that nor no.
-    """
+    """Return True if a variable says yes; raise UsageError if it says neither that nor no."""
     value = environ.get(name, "")
     if value.lower() in ("1", "true", "yes", "on"):
         return True

@@ -136,11 +136,7 @@ def refuse_beside_the_living(storage: Storage, newest: Claim) -> None:
 
 
 def claim(storage: Storage, run: int, me: Identity) -> None:
-    """Take this turn.
-
-    Raises:
-        CheckpointRefusedError: Another run has taken the number meanwhile.
-    """
+    """Take this turn; raise CheckpointRefusedError if another run has taken the number meanwhile."""
     storage.make(FOLDER)
     content = json.dumps({"uid": me.uid, "who": me.who}).encode()
     path = f"{FOLDER}/run-{run:04}.json"

@@ -92,19 +92,15 @@ class _File(io.RawIOBase):
         retry(self._opened)
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the next byte to be read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a byte."""
         self._at = self._tried(lambda file: file.seek(offset, whence))
         return self._at
 
@@ -116,7 +112,6 @@ class _File(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Close it."""
         self._let_go()
         super().close()
 

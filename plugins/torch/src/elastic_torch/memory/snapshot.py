@@ -85,11 +85,7 @@ class Buffer:
 
     @classmethod
     def sized(cls, name: str, size: int) -> Buffer:
-        """One of so many bytes.
-
-        Raises:
-            ResourceError: There is not so much memory.
-        """
+        """One of so many bytes; raise ResourceError if there is not so much memory."""
         size = -(-max(size, 1) // PAGE) * PAGE
         if size > (left := available_memory()):  # the kernel would not refuse it, but kill a process for it
             raise ResourceError(

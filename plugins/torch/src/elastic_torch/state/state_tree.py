@@ -196,11 +196,7 @@ def packed(state: Any) -> torch.Tensor:
 
 
 def unpacked(content: torch.Tensor) -> Any:
-    """Return what :func:`packed` was given, in new memory.
-
-    Raises:
-        ValueError: It cannot have come from there.
-    """
+    """Return what :func:`packed` was given, in new memory; raise ValueError if it cannot have come from there."""
     (said, table), elements = parted(content)
     return put_together(said, tensors_of(table, elements).__getitem__)
 
