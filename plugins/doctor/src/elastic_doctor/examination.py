@@ -35,7 +35,7 @@ _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS"
 
 
 class Step(NamedTuple):
-    """What an examination tries next."""
+    """The next step of an examination."""
 
     check: str
     during: str
