@@ -57,17 +57,12 @@ FEW = 8
 
 @dataclass(slots=True)
 class Known:
-    """The shared knowledge of an agent's connections about its job. Each is used by a thread of its own.
+    """The shared knowledge of an agent's connections about its job. Each is used by a thread of its own."""
 
-    Attributes:
-        head: An entry that is there; perhaps not the newest that any of them has seen.
-        serials: Where rows were last seen.
-        written: Rows as they were last written by this agent, with their serials; mostly they still are so.
-    """
-
-    head: int = 0
-    serials: dict[str, int] = field(default_factory=dict)
+    head: int = 0  # an entry that is there; perhaps not the newest that any of them has seen
+    serials: dict[str, int] = field(default_factory=dict)  # where rows were last seen
     written: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    """Rows as they were last written by this agent, with their serials; mostly they still are so."""
 
 
 class C10dBackend(RendezvousBackend, WorkersStore):

@@ -66,7 +66,7 @@ class Report:
     report: str = ""  # where the ranks are: a line for each place, at most REPORT_BYTES
     still: bool = False  # whether no stack changed within a second, on any node that has answered
     looks: int = 0
-    """The number of looks in a row that found this hang: all ranks at the same places, and the culprit not busy, or always."""
+    """The looks in a row that found this hang: all ranks at the same places, and the culprit not busy, or always."""
     hang: bool = False  # whether the job hangs
     culprit: int = 0  # the rank that ``--hang_timeout`` ends; -1 for none
     step: int | None = None  # the newest step that any rank is known to have reached
@@ -136,7 +136,7 @@ def is_still(answers: Iterable[LocalStacks]) -> bool:
 
 
 def is_hang(answers: Sequence[LocalStacks], before: Report | None, places: Mapping[int, str]) -> bool:
-    """Return True if nothing moves; ``before`` is the former report on a suspicion in this round, ``places`` are all ranks'.
+    """Return True if nothing moves. ``before`` is the former report on a suspicion, ``places`` are all ranks'.
 
     A rank that uses a CPU, or moves data, may be working in one line for long. So it counts as hanging only if it was
     found in the same state a window ago: at the same step, or at the same place while all others wait for it.

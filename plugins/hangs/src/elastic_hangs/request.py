@@ -18,15 +18,11 @@ LOOK_SECONDS = 1.0  # how long one wait for the store takes
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The places of the ranks of a job.
+    """The places of the ranks of a job."""
 
-    Attributes:
-        report: The leader's report.
-        texts: The whole stacks by rank, of the nodes whose rows had them; empty if only places were asked for.
-    """
-
-    report: Report
+    report: Report  # the leader's report
     texts: Mapping[int, str]
+    """The whole stacks by rank, of the nodes whose rows had them; empty if only places were asked for."""
 
 
 def ask(store: RendezvousBackend, job: str, *, full: bool = False, patience: float = WAIT_SECONDS) -> Located:

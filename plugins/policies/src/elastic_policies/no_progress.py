@@ -18,15 +18,10 @@ PROOF_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class NoProgress:
-    """After how many equal failures in a row the job ends.
+    """After how many equal failures in a row the job ends."""
 
-    Attributes:
-        few: Where the user has given no number of restarts.
-        many: Where the user has; None if it makes no difference.
-    """
-
-    few: int
-    many: int | None = None
+    few: int  # where the user has given no number of restarts
+    many: int | None = None  # where the user has; None if it makes no difference
 
 
 def parse(text: str) -> NoProgress:

@@ -24,23 +24,15 @@ Row: TypeAlias = tuple[int, bytes] | None
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a backend's method.
+    """One call of a backend's method."""
 
-    Attributes:
-        process: Who made it.
-        method: The method's name.
-        arguments: What it was given.
-        result: What it returned; None where ``returned`` is None.
-        invoked: When it began: CLOCK_MONOTONIC, in ns, which all processes of a host share.
-        returned: When it returned; None if it raised RendezvousConnectionError, so that its outcome is unknown.
-    """
-
-    process: str
-    method: str
-    arguments: tuple[Any, ...]
-    result: Any
-    invoked: int
+    process: str  # who made it
+    method: str  # the method's name
+    arguments: tuple[Any, ...]  # what it was given
+    result: Any  # what it returned; None where ``returned`` is None
+    invoked: int  # when it began: CLOCK_MONOTONIC, in ns, which all processes of a host share
     returned: int | None
+    """When it returned; None if it raised RendezvousConnectionError, so that its outcome is unknown."""
 
     def __str__(self) -> str:
         arguments = ", ".join(map(repr, self.arguments))

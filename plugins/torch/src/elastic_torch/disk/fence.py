@@ -27,17 +27,11 @@ _CLAIM = re.compile(r"run-(\d{4,})(?:_round-(\d{5,}))?\.json")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a process that saves.
+    """The identity of a process that saves."""
 
-    Attributes:
-        uid: The run's own random id.
-        round: The round's number within the run.
-        who: The process for people: job, host and pid.
-    """
-
-    uid: str
-    round: int
-    who: str
+    uid: str  # the run's own random id
+    round: int  # the round's number within the run
+    who: str  # the process for people: job, host and pid
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> Identity:

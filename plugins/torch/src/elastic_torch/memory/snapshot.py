@@ -210,19 +210,12 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The layout of tensors in a buffer.
+    """The layout of tensors in a buffer."""
 
-    Attributes:
-        types: Of each its type and shape.
-        places: Of each its first byte.
-        end: The first byte behind the last one.
-        table: The types as JSON.
-    """
-
-    types: list[tuple[torch.dtype, torch.Size]]
-    places: list[int]
-    end: int
-    table: str
+    types: list[tuple[torch.dtype, torch.Size]]  # of each its type and shape
+    places: list[int]  # of each its first byte
+    end: int  # the first byte behind the last one
+    table: str  # the types as JSON
 
     @classmethod
     def of(cls, types: list[tuple[torch.dtype, torch.Size]]) -> _Layout:

@@ -17,22 +17,16 @@ from elastic_torch.memory.sharded.plan import Box
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A sharded tensor of a state that was taken apart, as ``tree`` keeps it.
+    """A sharded tensor of a state that was taken apart, as ``tree`` keeps it."""
 
-    Attributes:
-        number: Of this rank's part among the tensors.
-        name: Its place in the state.
-        shape: Of the whole tensor.
-        offset: Where this rank's part begins in it.
-        placements: How it was laid out over its mesh: ``"R"`` (replicated) or a dimension (sharded), one for each
-            dimension of the mesh; ``"?"`` for what cannot be said so.
-    """
-
-    number: int
-    name: str
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
+    number: int  # of this rank's part among the tensors
+    name: str  # its place in the state
+    shape: tuple[int, ...]  # of the whole tensor
+    offset: tuple[int, ...]  # where this rank's part begins in it
     placements: tuple[str | int, ...]
+    """How it was laid out over its mesh: ``"R"`` (replicated) or a dimension (sharded), one for each dimension of
+    the mesh; ``"?"`` for what cannot be said so.
+    """
 
     def box(self, part: torch.Tensor) -> Box:
         """Which part of the whole it is."""

@@ -114,21 +114,13 @@ def partners(nodes: Sequence[int]) -> tuple[int | None, ...]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """A part of a tensor that one present rank gives another, or has for itself.
+    """A part of a tensor that one present rank gives another, or has for itself."""
 
-    Attributes:
-        tensor: The tensor's number.
-        taker: Who needs it.
-        old: Out of whose part it is.
-        giver: Who has that.
-        box: Where it lies in the whole tensor.
-    """
-
-    tensor: int
-    taker: int
-    old: int
-    giver: int
-    box: Box
+    tensor: int  # the tensor's number
+    taker: int  # who needs it
+    old: int  # out of whose part it is
+    giver: int  # who has that
+    box: Box  # where it lies in the whole tensor
 
 
 def pieces(
