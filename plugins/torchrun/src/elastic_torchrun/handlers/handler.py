@@ -73,7 +73,6 @@ from elastic_core.session.join import Applicant, Joined, join
 from elastic_torchrun.handlers import stores
 from elastic_torchrun.handlers.close import close_run
 from elastic_torchrun.handlers.command import command_of
-from elastic_torchrun.handlers.console import say
 from elastic_torchrun.handlers.errors import torchs_errors
 
 AGREED = ("torchrun",)
@@ -413,3 +412,9 @@ class TorchrunHandler(RendezvousHandler):
 
 def _restart(incident: Incident, history: History) -> Verdict:
     return Verdict(Action.RESTART, "torchrun's agents count restarts")
+
+
+def say(event: Event) -> None:
+    """Print what needs a person's attention, and when it is over."""
+    if event.level >= Level.WARNING or event.name == "store_back":
+        print(f"[elastic] {event.message}", file=sys.stderr, flush=True)
