@@ -50,8 +50,7 @@ class Patience:
     seconds: float
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    say: Callable[[str], None] = _say
-    """Tell people, who see nothing else of what goes on yet."""
+    say: Callable[[str], None] = _say  # tell people, who see nothing else of what goes on yet
     _deadline: float | None = None
     _next: float = _RETRY_FIRST
     _told: set[str] = field(default_factory=set)
@@ -104,12 +103,9 @@ def resolve(endpoint: HostPort, patience: Patience) -> list[Address]:
 
 
 class _Met(enum.IntEnum):
-    NOBODY = 0
-    """The host answers, and no server listens."""
-    SILENCE = 1
-    """The host does not answer: it is off, on its way up, or behind something that drops packets."""
-    NO_WAY = 2
-    """This host does not even try."""
+    NOBODY = 0  # the host answers, and no server listens
+    SILENCE = 1  # the host does not answer: it is off, on its way up, or behind something that drops packets
+    NO_WAY = 2  # this host does not even try
 
     @classmethod
     def of(cls, exc: OSError) -> _Met:

@@ -39,10 +39,8 @@ class Step(NamedTuple):
 
     check: str
     during: str
-    limit: float
-    """Seconds that it may take."""
-    leaves: bool
-    """True if traces would stay in the store if the process were killed from now on."""
+    limit: float  # seconds that it may take
+    leaves: bool  # true if traces would stay in the store if the process were killed from now on
 
 
 class Report:
@@ -63,14 +61,11 @@ class Report:
 class Subject:
     """The subject of an examination: a backend and its parameters, as ``elastic run`` would pass them."""
 
-    plugins: Plugins
-    """With the backend registered."""
+    plugins: Plugins  # with the backend registered
     options: RendezvousOptions
-    params: RendezvousParameters
-    """Its run id is the trial's."""
+    params: RendezvousParameters  # its run id is the trial's
     timing: Timing
-    source: str
-    """The distribution that the backend is from, with its version; '' for none."""
+    source: str  # the distribution that the backend is from, with its version; '' for none
     needs_torch: bool = False
 
     @property

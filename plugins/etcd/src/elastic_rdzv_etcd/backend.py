@@ -76,8 +76,7 @@ class Made:
 class Common:
     """The shared state of the connections of one agent."""
 
-    made: dict[str, Made] = field(default_factory=dict)
-    """The rows that it has entered or amended."""
+    made: dict[str, Made] = field(default_factory=dict)  # the rows that it has entered or amended
     renew_at: float = field(default_factory=lambda: time.monotonic() + RENEW)
     """When its next heartbeat renews the job's lease."""
 

@@ -24,8 +24,7 @@ class Mark:
     """A row, as the name of its file in ``roster/`` tells it."""
 
     serial: int
-    name: str
-    """The node id, as :func:`~elastic_rdzv_file.disk.safe_name` spells it."""
+    name: str  # the node id, as :func:`~elastic_rdzv_file.disk.safe_name` spells it
     revision: int
 
     @property

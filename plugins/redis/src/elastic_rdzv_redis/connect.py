@@ -27,12 +27,9 @@ class Master:
     """A server that will do, as it was when the connection was made."""
 
     client: Client
-    host: HostPort | None
-    """Its address; None for the endpoint's unix socket."""
-    replicas: int
-    """Replicas that were connected to it."""
-    guarded: bool
-    """True if it refuses writes that too few replicas would have (min-replicas-to-write)."""
+    host: HostPort | None  # its address; None for the endpoint's unix socket
+    replicas: int  # replicas that were connected to it
+    guarded: bool  # true if it refuses writes that too few replicas would have (min-replicas-to-write)
 
 
 class Dialler:

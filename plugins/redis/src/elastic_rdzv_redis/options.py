@@ -41,12 +41,9 @@ class Credentials:
 
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    file: Path | None = None
-    """The file that has the password, in its place."""
-    option: str = "password_file"
-    """The key of ``--rdzv_conf`` that names such a file."""
-    variable: str = PASSWORD
-    """The environment's, from which the password may come as well."""
+    file: Path | None = None  # the file that has the password, in its place
+    option: str = "password_file"  # the key of ``--rdzv_conf`` that names such a file
+    variable: str = PASSWORD  # the environment's, from which the password may come as well
 
     def now(self) -> tuple[str | None, str | None]:
         """Return the user's name and the password; a file is read each time, since passwords change.
@@ -86,8 +83,7 @@ class Options:
 
     endpoint: Endpoint
     credentials: Credentials = Credentials()
-    sentinel: str | None = None
-    """The master's name, where the endpoint names its sentinels."""
+    sentinel: str | None = None  # the master's name, where the endpoint names its sentinels
     sentinel_credentials: Credentials = Credentials()
     tls: Tls | None = None
     prefix: str = PREFIX

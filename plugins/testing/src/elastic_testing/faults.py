@@ -33,19 +33,15 @@ RELEASED_WITHIN = 60.0
 class Lost(enum.Enum):
     """The message that a bad line loses."""
 
-    REQUEST = "request"
-    """The store never sees it."""
-    REPLY = "reply"
-    """The store has done what it was asked, and its reply is lost."""
+    REQUEST = "request"  # the store never sees it
+    REPLY = "reply"  # the store has done what it was asked, and its reply is lost
 
 
 class Data(enum.Enum):
     """The data that a store is restarted with."""
 
-    KEPT = "kept"
-    """All that it has acknowledged."""
-    COPY = "copy"
-    """The contents at the last :meth:`Keeper.copy`: its last writes are gone."""
+    KEPT = "kept"  # all that it has acknowledged
+    COPY = "copy"  # the contents at the last :meth:`Keeper.copy`: its last writes are gone
     EMPTY = "empty"
 
 

@@ -32,12 +32,9 @@ class Stamp:
 class Place:
     """A worker, as its launcher names it."""
 
-    run: str
-    """The run's uid; under torchrun, the job's id."""
-    round: int
-    """Under torchrun, the count of restarts."""
-    local_rank: int
-    """The number among the workers of its node, also where each of them is told that it is the first."""
+    run: str  # the run's uid; under torchrun, the job's id
+    round: int  # under torchrun, the count of restarts
+    local_rank: int  # the number among the workers of its node, also where each of them is told that it is the first
 
     @classmethod
     def found(cls, environ: Mapping[str, str] = os.environ) -> Place:

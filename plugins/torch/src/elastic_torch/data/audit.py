@@ -28,19 +28,16 @@ MARK = "elastic_audit"
 class Step:
     """The facts of one step that all ranks agree on. Places are those of the epoch's order, half-open."""
 
-    step: int
-    """Steps committed before it, over all epochs."""
+    step: int  # steps committed before it, over all epochs
     epoch: int
     start: int
     stop: int
     world_size: int
     global_batch_size: int
     drop_last: bool
-    length: int
-    """Samples in the dataset."""
+    length: int  # samples in the dataset
     seed: int
-    order: str
-    """The name of the method that makes the order of seed and epoch."""
+    order: str  # the name of the method that makes the order of seed and epoch
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Step:

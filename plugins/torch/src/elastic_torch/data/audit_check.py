@@ -27,8 +27,7 @@ class Record:
     round: int | None
     rank: int
     step: Step | None
-    own: tuple[int, int] | None = None
-    """The rank's share; None makes the record a resumption."""
+    own: tuple[int, int] | None = None  # the rank's share; None makes the record a resumption
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +35,17 @@ class Taken:
     """A step on the timeline, and which segment it is from."""
 
     step: Step
-    where: str
-    """The segment, for people: ``round 3``."""
+    where: str  # the segment, for people: ``round 3``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Something that must not be."""
 
-    kind: str
-    """``skipped``, ``repeated``, ``disagreement`` or ``order``."""
+    kind: str  # ``skipped``, ``repeated``, ``disagreement`` or ``order``
     epoch: int
     start: int
-    stop: int
-    """The places of the epoch's order, half-open."""
+    stop: int  # the places of the epoch's order, half-open
     message: str
 
 
@@ -60,15 +56,12 @@ class Epoch:
     epoch: int
     length: int
     used: int
-    dropped: int
-    """The tail that ``drop_last`` left out."""
+    dropped: int  # the tail that ``drop_last`` left out
     steps: int
-    world_sizes: tuple[int, ...]
-    """In the order in which they came."""
+    world_sizes: tuple[int, ...]  # in the order in which they came
     seed: int
     order: str
-    over: bool
-    """True if it was trained to its end, and not only its beginning without a gap."""
+    over: bool  # true if it was trained to its end, and not only its beginning without a gap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +70,7 @@ class Report:
 
     epochs: tuple[Epoch, ...]
     findings: tuple[Finding, ...]
-    taken_back: int
-    """Steps that were recorded, and done again after a state before them was loaded."""
+    taken_back: int  # steps that were recorded, and done again after a state before them was loaded
 
 
 @dataclass(slots=True)

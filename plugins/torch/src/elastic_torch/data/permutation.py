@@ -37,8 +37,7 @@ class Order:
 
     length: int  # samples in the epoch
     seed: int  # any integer, the same on all ranks
-    epoch: int
-    """Its number. (seed 0, epoch 1) and (seed 1, epoch 0) are different orders, other than torch's."""
+    epoch: int  # its number. (seed 0, epoch 1) and (seed 1, epoch 0) are different orders, other than torch's
     shuffle: bool = True  # whether it is shuffled; else samples come as the dataset has them
 
     @property

@@ -42,18 +42,13 @@ class Reading:
     ranks: int
     drawn: int = 0
     committed: int = 0
-    weighed: int = 0
-    """The number of requests for the weight of a loss."""
+    weighed: int = 0  # the number of requests for the weight of a loss
     ends: int = 0
     """The number of ends that were met. A loader's workers ask again after it; a generator in between does not."""
-    ahead: int = 0
-    """Steps that were drawn and not committed, after the first commit."""
-    rate: int = 0
-    """Steps that were drawn between two commits, the end not being met, if it was as many each time."""
-    rates: int = 0
-    """The number of times that this rate was counted."""
-    varied: bool = False
-    """True if the rates differ, or another thread than the training's draws."""
+    ahead: int = 0  # steps that were drawn and not committed, after the first commit
+    rate: int = 0  # steps that were drawn between two commits, the end not being met, if it was as many each time
+    rates: int = 0  # the number of times that this rate was counted
+    varied: bool = False  # true if the rates differ, or another thread than the training's draws
     _at_last: int = 0
     _drawn_by: int = 0
 

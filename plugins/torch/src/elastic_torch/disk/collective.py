@@ -20,8 +20,7 @@ TIMEOUT = timedelta(hours=2)
 @dataclass(frozen=True, slots=True)
 class _Failure:
     error: Exception
-    code: int | None = None
-    """The system's number of it."""
+    code: int | None = None  # the system's number of it
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Not every exception can be pickled; what others need of it is its text.

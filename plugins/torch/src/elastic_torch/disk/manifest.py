@@ -40,10 +40,8 @@ class FileSum:
 class Counters:
     """Counters that go from checkpoint to checkpoint, to measure how often the job fails."""
 
-    failures: int = 0
-    """The number of times that training had to go on from a checkpoint."""
-    seconds: float = 0.0
-    """The time that it has trained, in all processes before, in seconds."""
+    failures: int = 0  # the number of times that training had to go on from a checkpoint
+    seconds: float = 0.0  # the time that it has trained, in all processes before, in seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,9 @@ class Saver:
 
     storage: Storage
     everyone: Collective
-    group: Collective
-    """The ranks that see the same directory; the first one writes what a checkpoint has once."""
+    group: Collective  # the ranks that see the same directory; the first one writes what a checkpoint has once
     me: Identity
-    keep: int
-    """The number of checkpoints that stay."""
+    keep: int  # the number of checkpoints that stay
 
     def save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
         """Save a snapshot. Collective; on the writer's thread.

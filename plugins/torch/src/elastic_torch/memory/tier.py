@@ -32,8 +32,7 @@ class TakenState:
 
     model: Mapping[str, Any]
     rest: Mapping[str, Any]
-    whole: bool
-    """True if this rank itself has kept all of it, its random generators too."""
+    whole: bool  # true if this rank itself has kept all of it, its random generators too
     tier: Tier
 
 

@@ -12,14 +12,10 @@ from elastic_torch.version import Stamp
 class Tier(enum.Enum):
     """The source of a rank's state."""
 
-    MEMORY = "memory"
-    """A snapshot that this node's agent has kept for it."""
-    PEER = "peer"
-    """Another rank's snapshot."""
-    DISK = "disk"
-    """A checkpoint."""
-    RESCUED = "rescued"
-    """A snapshot that was written out when the run before had failed."""
+    MEMORY = "memory"  # a snapshot that this node's agent has kept for it
+    PEER = "peer"  # another rank's snapshot
+    DISK = "disk"  # a checkpoint
+    RESCUED = "rescued"  # a snapshot that was written out when the run before had failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +23,7 @@ class Choice:
     """The snapshot that all go on from."""
 
     stamp: Stamp
-    source: int
-    """The rank that sends it to those without it."""
+    source: int  # the rank that sends it to those without it
     without: tuple[int, ...]
 
     def tier(self, rank: int) -> Tier:

@@ -54,8 +54,7 @@ class Restored:
 
     step: int
     epoch: int
-    tier: Tier
-    """The source of this rank's state."""
+    tier: Tier  # the source of this rank's state
 
 
 class TrainState:

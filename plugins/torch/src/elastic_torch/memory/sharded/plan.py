@@ -52,8 +52,7 @@ class HeldPart:
 
     stamp: Stamp
     rank: int
-    world: int
-    """The number of ranks then."""
+    world: int  # the number of ranks then
 
 
 @dataclass(frozen=True, slots=True)
