@@ -51,8 +51,7 @@ from elastic_rdzv_c10d.records import (
 )
 from elastic_rdzv_c10d.server import StoreServer
 
-FEW = 8
-"""Fewer rows than this are read one by one, instead of all that there are."""
+FEW = 8  # fewer rows than this are read one by one, instead of all that there are
 
 
 @dataclass(slots=True)
@@ -90,13 +89,11 @@ class C10dBackend(RendezvousBackend, WorkersStore):
         self._known = Known() if known is None else known
         self._last = ORIGIN
         """An entry that was read or written here; mostly the one that the next append builds on."""
-        self._given: tuple[int, bytes] | None = None
-        """The entry that was last waited for, and its record."""
+        self._given: tuple[int, bytes] | None = None  # the entry that was last waited for, and its record
         self._gone: set[int] = set()
         self._rows_seen: dict[int, tuple[bytes, Row]] = {}
         """The records of rows when all were last read, with their meaning: of a thousand mostly one has changed."""
-        self._listed = 0
-        """Rows up to this serial are known to have their keys."""
+        self._listed = 0  # rows up to this serial are known to have their keys
 
     def connect(self) -> C10dBackend:
         """Another connection to the same job; an error at once where no server listens any more."""

@@ -20,10 +20,8 @@ DEFAULT_PORT = 29400
 
 _BACKLOG = 4096
 """Agents that may knock while the host's agent still imports torch; the kernel has a limit of its own (somaxconn)."""
-_KNOCK = 5.0
-"""Seconds that one attempt to connect may take."""
-_ANSWER = 1024
-"""Bytes of an answer that are read."""
+_KNOCK = 5.0  # seconds that one attempt to connect may take
+_ANSWER = 1024  # bytes of an answer that are read
 _CALLS = 29
 """Bytes that one reads at least: the mark by which others know a socket that is no connection to a store. Answers that
 ``other_stores`` knows are longer."""

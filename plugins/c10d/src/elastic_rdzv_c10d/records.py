@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from elastic_core.rendezvous import RecordReader, quoted
 
-ROOT = "elastic/"
-"""The prefix of the keys of all jobs."""
+ROOT = "elastic/"  # the prefix of the keys of all jobs
 REMOVED = b"-"
 UNWRITTEN = b""
 
@@ -33,8 +32,7 @@ KEPT_BELLS = 1024
 """The bells of the newest changes, which exist. Older ones are deleted, or a store would grow by 175 bytes a change."""
 BELL_PATIENCE = 10.0
 """Seconds after which a waiter reads ``changes`` again: it may have been stopped for more than KEPT_BELLS changes."""
-_BELLS = 1 << 32
-"""Bells are numbered modulo this."""
+_BELLS = 1 << 32  # bells are numbered modulo this
 
 READER = RecordReader(
     "The store",

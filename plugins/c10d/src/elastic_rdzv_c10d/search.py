@@ -20,13 +20,10 @@ from elastic_core.rendezvous import HostPort
 from elastic_rdzv_c10d import other_stores
 from elastic_rdzv_c10d.endpoint import Address, Site, call
 
-SOON = 1.5
-"""Seconds after which people are told what an agent waits for that has not connected yet."""
+SOON = 1.5  # seconds after which people are told what an agent waits for that has not connected yet
 _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
-_ANSWER = 0.5
-"""Seconds for the answer of a server that is no agent's."""
-_KNOCK = 5.0
-"""Seconds that one attempt to connect may take, later on."""
+_ANSWER = 0.5  # seconds for the answer of a server that is no agent's
+_KNOCK = 5.0  # seconds that one attempt to connect may take, later on
 _OWN = frozenset(
     {
         errno.ENETUNREACH,  # no route; with IPv6 also: no address

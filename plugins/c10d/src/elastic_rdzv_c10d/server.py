@@ -33,8 +33,7 @@ _READY = b"r"
 
 CONNECTIONS_PER_NODE = 4
 """Connections that a node has to the store: those of its reader, its writer and its heartbeat, and its first one."""
-OTHER_FILES = 32
-"""Open files of the store's process that are no node's connection, at most."""
+OTHER_FILES = 32  # open files of the store's process that are no node's connection, at most
 
 
 def open_files_needed(nodes: int) -> int:

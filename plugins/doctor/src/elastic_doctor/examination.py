@@ -26,8 +26,7 @@ from elastic_doctor.findings import Finding, State, ok, refused, skipped, warnin
 
 ANSWER = 3.0
 """Seconds for which anything that has to be answered may keep this process waiting, before it counts as hanging."""
-IMPORT = 120.0
-"""The same for ``import torch``, which may come from a slow network mount."""
+IMPORT = 120.0  # the same for ``import torch``, which may come from a slow network mount
 
 OF_STORE = ("connect", "connections", "roster", "ledger", "waiting", "isolation", "heartbeat time", "wake-up time")
 _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}

@@ -26,12 +26,9 @@ from elastic_core.rendezvous import RendezvousBackend
 from elastic_doctor.examination import ANSWER, IMPORT, Report, Step, Subject, erase, examine
 from elastic_doctor.findings import Finding, State, warning, wrong
 
-GRACE = 1.0
-"""Seconds that a process which is told to end gets to clean up after itself."""
-TICK = 0.1
-"""Seconds between two looks at one that says nothing."""
-FOR_EVER = 600
-"""Seconds after which a fork whose watching process is gone ends."""
+GRACE = 1.0  # seconds that a process which is told to end gets to clean up after itself
+TICK = 0.1  # seconds between two looks at one that says nothing
+FOR_EVER = 600  # seconds after which a fork whose watching process is gone ends
 
 Examine: TypeAlias = Callable[[Subject, Report], None]
 _fork = multiprocessing.get_context("fork")
@@ -76,8 +73,7 @@ class _Watched:
         self._process = _fork.Process(target=_body, args=(subject, body, theirs, self._line), daemon=False)
         self._process.start()
         theirs.close()
-        self.at = Step("doctor", "", ANSWER, leaves=False)
-        """The step that it was at when it last reported."""
+        self.at = Step("doctor", "", ANSWER, leaves=False)  # the step that it was at when it last reported
 
     def findings(self) -> Iterator[Finding]:
         waited = _Waited(self._process.pid or 0)

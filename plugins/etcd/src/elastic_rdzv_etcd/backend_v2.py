@@ -55,8 +55,7 @@ from elastic_rdzv_etcd.records import EXPIRY, READER, RENEW
 _NO_DIRECTORY = "Not a file"
 """The internal error with which etcd 3.5 answers a change of the time that a directory has to live."""
 
-Found = tuple[str, int]
-"""A key's value, and the revision at which it was written."""
+Found = tuple[str, int]  # a key's value, and the revision at which it was written
 
 
 class EtcdV2Backend(RendezvousBackend):

@@ -23,8 +23,7 @@ from elastic_rdzv_etcd.endpoint import Site
 from elastic_rdzv_etcd.gateway import Unreachable, hung_up
 from elastic_rdzv_etcd.members import Members
 
-NO_V2 = "404 page not found"
-"""The answer of a member that does not serve API v2."""
+NO_V2 = "404 page not found"  # the answer of a member that does not serve API v2
 
 logging.getLogger("etcd").propagate = False  # it logs every error that we report, and some that we do not
 
@@ -87,8 +86,7 @@ class ClientV2(Connection):
         super().__init__(members)
         self._client: _Client | None = None
         self._leads_to: Site | None = None
-        self._served = False
-        """True once a member has answered here."""
+        self._served = False  # true once a member has answered here
         self._sockets: list[socket.socket] = []
 
     def call(self, ask: Callable[[Any], _T], *, reaching: bool = False, once: bool = False) -> _T:

@@ -24,10 +24,8 @@ ATTEMPT = 2.0
 """Most seconds for one attempt on one member of several. A follower whose leader is gone keeps a write waiting for
 longer than the others take to elect a new one. Twice as long after each round through all of them: members that are
 slow since a thousand others ask too must not be asked ever more."""
-LET_GO = 1.0
-"""Seconds that a request gets to notice that its connection was closed."""
-PAUSE = 0.1
-"""Seconds between two rounds through all members."""
+LET_GO = 1.0  # seconds that a request gets to notice that its connection was closed
+PAUSE = 0.1  # seconds between two rounds through all members
 
 _T = TypeVar("_T")
 
@@ -40,8 +38,7 @@ class Connection(ABC):
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        self._using = threading.Lock()
-        """Held for as long as a request takes."""
+        self._using = threading.Lock()  # held for as long as a request takes
         self._lock = threading.Lock()
         self._closed = threading.Event()
 

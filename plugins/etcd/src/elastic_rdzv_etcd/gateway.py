@@ -85,8 +85,7 @@ class Gateway:
         self._http = _AtOnce(site.endpoint.host, site.endpoint.port)
         self._http.sock = self._socket
         self._http.auto_open = 0  # a connection that broke stays broken
-        self._doubt = hung_up(site)
-        """Why there may be no answer, as long as there was none."""
+        self._doubt = hung_up(site)  # why there may be no answer, as long as there was none
 
     def close(self) -> None:
         """Close the connection; whatever waits for an answer in another thread ends with :class:`Unreachable`."""

@@ -9,10 +9,8 @@ BYTES_PER_HEARTBEAT = 200
 DEFAULT_QUOTA = 2 << 30
 """Bytes after which etcd takes no more writes, unless ``--quota-backend-bytes`` says otherwise
 (https://etcd.io/docs/latest/op-guide/maintenance/#space-quota)."""
-YOUNG = 1000
-"""Revisions below which a history that was never compacted is no finding."""
-LEAST_DAYS = 30.0
-"""Days for which a job must fit into the quota; most jobs are shorter."""
+YOUNG = 1000  # revisions below which a history that was never compacted is no finding
+LEAST_DAYS = 30.0  # days for which a job must fit into the quota; most jobs are shorter
 
 
 def days_until_full(nodes: int, beat_interval: float, used: int) -> float:

@@ -19,10 +19,8 @@ from elastic_rdzv_etcd import sidecar_main
 
 BINARY_VARIABLES = ("ELASTIC_ETCD_BINARY", "TORCHELASTIC_ETCD_BINARY_PATH")
 """The variables that name the binary; the second is torch's."""
-START_TIMEOUT = 60.0
-"""Seconds until a sidecar that has said nothing counts as hanging."""
-END_TIMEOUT = 5.0
-"""Seconds that it gets to clean up."""
+START_TIMEOUT = 60.0  # seconds until a sidecar that has said nothing counts as hanging
+END_TIMEOUT = 5.0  # seconds that it gets to clean up
 
 
 def find_binary(config: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> str:

@@ -145,8 +145,7 @@ class Watch:
 class Watcher:
     """The watch of one connection: kept over many waits, and begun anew when it has ended."""
 
-    PATIENCE = 5
-    """Watches in a row that may end without having told of anything."""
+    PATIENCE = 5  # watches in a row that may end without having told of anything
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 
-POLL_INTERVAL = 0.2
-"""Seconds between two looks where the kernel cannot tell."""
+POLL_INTERVAL = 0.2  # seconds between two looks where the kernel cannot tell
 
 _log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -26,8 +26,7 @@ class JobDirectory:
         self.values = f"{directory}/values"
         self.heartbeats = f"{directory}/heartbeats"
         self.scratch = f"{directory}/scratch"
-        self._device: int | None = None
-        """The file system that it was on when it was first seen."""
+        self._device: int | None = None  # the file system that it was on when it was first seen
 
     def make(self) -> None:
         """Make the directories that are not there, also when they were deleted under a running job.

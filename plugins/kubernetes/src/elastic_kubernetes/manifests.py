@@ -27,8 +27,7 @@ JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 """Of pods. A JobSet that Kubeflow Trainer makes has the TrainJob's name."""
 ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
-PLACED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
-"""The flags whose values an ElasticJob gives."""
+PLACED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id")  # the flags whose values an ElasticJob gives
 PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|[?&]password=.")  # in an endpoint that is a URL
 
 WORTH_RUNNING_AGAIN = (ExitCode.TOO_FEW_NODES, ExitCode.REQUEUE)

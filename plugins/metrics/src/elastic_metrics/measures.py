@@ -15,8 +15,7 @@ from elastic_core.events import Event
 CAUSES = ("failure", "node_lost", "node_left", "resize", "store", "unseen")
 """Why workers are started anew: the field ``cause`` of the event ``round_started``."""
 
-UNKNOWN = "unknown"
-"""The cause of a recovery where the agent does not say why the round came."""
+UNKNOWN = "unknown"  # the cause of a recovery where the agent does not say why the round came
 
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the histogram of recoveries, in seconds; one more bucket holds what took longer."""

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 PORT_VARIABLE = "ELASTIC_METRICS_PORT"
 """The port of a host's first agent; unset, empty or 0: there is no endpoint."""
-ADDRESS_VARIABLE = "ELASTIC_METRICS_ADDRESS"
-"""The address to listen at; only this host reaches the default."""
+ADDRESS_VARIABLE = "ELASTIC_METRICS_ADDRESS"  # the address to listen at; only this host reaches the default
 LOOPBACK = "127.0.0.1"
 LAST_PORT = 65535
 

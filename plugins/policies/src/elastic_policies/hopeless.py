@@ -37,8 +37,7 @@ from elastic_core.incidents import PEER_LOST, Failure, FailureClass, History, In
 from elastic_core.protocol import as_record
 from elastic_policies.past import is_preemption
 
-Judged: TypeAlias = tuple[Failure, bool]
-"""A round that failed, and whether it progressed."""
+Judged: TypeAlias = tuple[Failure, bool]  # a round that failed, and whether it progressed
 
 OUTSIDE = frozenset({FailureClass.INFRASTRUCTURE, FailureClass.PEER})
 """Classes of failures that have their cause outside the program, mostly: only its step shows that it is the program."""

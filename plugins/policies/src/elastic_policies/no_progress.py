@@ -12,8 +12,7 @@ from elastic_policies.past import MAX_FAILURES
 
 NAME = "no_progress"
 FORM = "N or N/M, such as 3/5: N equal failures in a row without progress end the job, or M where a limit was given"
-PROOF_ROUNDS = 5
-"""The fewest rounds at one step that end a job whose failures come from outside the program."""
+PROOF_ROUNDS = 5  # the fewest rounds at one step that end a job whose failures come from outside the program
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,7 @@ class Scanner:
         self._allowed, self._at = LINES_AT_ONCE + RESERVE, 0.0
         self._waiting: tuple[bytes, float] | None = None
         """The newest line that there was no time for, and when it came."""
-        self._shown = b""
-        """The bar without an end that was returned already."""
+        self._shown = b""  # the bar without an end that was returned already
 
     def feed(self, data: bytes, needles: Sequence[bytes] | None, now: float) -> list[str]:
         """Return lines that ``data`` completes, oldest first.

@@ -43,8 +43,7 @@ from elastic_rdzv_redis.connect import Dialler
 
 LONGEST_SLEEP = 5.0
 """Seconds that a waiter sleeps at a time. Changes wake it; this is for a server that hangs and closes no connection."""
-_LAYOUT = 2
-"""The version of what the keys hold; it is in their names, so that others never read each other's."""
+_LAYOUT = 2  # the version of what the keys hold; it is in their names, so that others never read each other's
 
 _T = TypeVar("_T")
 

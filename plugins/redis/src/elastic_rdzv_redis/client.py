@@ -43,8 +43,7 @@ _ECHO = ", with args beginning with"
 class _Line(AbstractConnection):
     """redis-py's side of a connection: a socket that is there already, once."""
 
-    host = ""
-    """For redis-py's own records, which are never read."""
+    host = ""  # for redis-py's own records, which are never read
 
     def __init__(self, sock: socket.socket, where: str, **settings: Any) -> None:
         super().__init__(**settings)
@@ -95,8 +94,7 @@ class Client:
         self._credentials, self._doubt = credentials, doubt
         self._patience = patience
         self._closed = False
-        self._busy = threading.Lock()
-        """Held while an answer is waited for."""
+        self._busy = threading.Lock()  # held while an answer is waited for
         self._socket = sock
         self._plug = socket.socket(fileno=socket.dup(sock.fileno()))
         """A duplicate of the socket for other threads, which must not touch a TLS socket."""

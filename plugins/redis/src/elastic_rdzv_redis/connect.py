@@ -37,8 +37,7 @@ class Dialler:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._addresses: dict[HostPort, list[Any]] = {}
-        """The addresses of names when they were last looked up."""
+        self._addresses: dict[HostPort, list[Any]] = {}  # the addresses of names when they were last looked up
         self._context = None if options.tls is None else _tls_context(options)
 
     def dial(self) -> Master:

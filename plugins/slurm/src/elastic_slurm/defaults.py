@@ -17,8 +17,7 @@ LATEST = 86_400  # seconds that a job waits for the minimum of nodes where Slurm
 PREEMPTION_GRACE = 20  # seconds: within the 30 that Slurm leaves by default between SIGTERM and SIGKILL (KillWait)
 PLACE = ("rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr", "master_port")
 
-Default = tuple[str, str]
-"""The text of a flag, and the variables that it is from."""
+Default = tuple[str, str]  # the text of a flag, and the variables that it is from
 
 
 def flag_defaults(

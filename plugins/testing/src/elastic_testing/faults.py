@@ -26,8 +26,7 @@ _T = TypeVar("_T")
 _CHUNK = 1 << 16
 LATE = 0.5
 """Seconds for which a held request's reply is waited for when its client has given up; some requests have none."""
-RELEASED_WITHIN = 60.0
-"""Seconds after which a request that was held and released must have passed."""
+RELEASED_WITHIN = 60.0  # seconds after which a request that was held and released must have passed
 
 
 class Lost(enum.Enum):
@@ -51,19 +50,15 @@ class BadLine(ABC):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._hold_in = 0
-        """Which request from now on is to be held; 0 for none."""
-        self._held: object = None
-        """The connection on which nothing passes."""
+        self._hold_in = 0  # which request from now on is to be held; 0 for none
+        self._held: object = None  # the connection on which nothing passes
         self._silent = False
         self._lost: Lost | None = None
         self._left = 0
-        self.requests = 0
-        """The number of requests so far."""
+        self.requests = 0  # the number of requests so far
         self.spoilt = False
         """True if something was lost since :meth:`lose` was called, or held since :meth:`hold` or :meth:`silence`."""
-        self.down = False
-        """True if nothing passes at all; set it by :meth:`cut` and :meth:`mend`."""
+        self.down = False  # true if nothing passes at all; set it by :meth:`cut` and :meth:`mend`
 
     def lose(self, what: Lost, nth: int) -> None:
         """Lose the ``nth`` request from now on (1 is the next), or its reply, and break the connection it was on."""
@@ -156,8 +151,7 @@ class LossyProxy(BadLine):
     def __init__(self, host: str, port: int) -> None:
         super().__init__()
         self._server = (host, port)
-        self._under_way = 0
-        """Requests that were held, and that the server has not answered yet."""
+        self._under_way = 0  # requests that were held, and that the server has not answered yet
         self._open: set[socket.socket] = set()
         self.port = 0
         self._listen()

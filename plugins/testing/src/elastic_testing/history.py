@@ -16,10 +16,8 @@ from typing import Any, TypeAlias
 from elastic_core.rendezvous import Cursor, HeartbeatReply, Link, RosterRow
 from elastic_testing.linearizability import IMPOSSIBLE, Apply, Contradiction, State, Step, contradiction
 
-Chain: TypeAlias = tuple[tuple[str, bytes], ...]
-"""A ledger: the id and the data of each entry."""
-Row: TypeAlias = tuple[int, bytes] | None
-"""A row's revision and value; None when there is no row."""
+Chain: TypeAlias = tuple[tuple[str, bytes], ...]  # a ledger: the id and the data of each entry
+Row: TypeAlias = tuple[int, bytes] | None  # a row's revision and value; None when there is no row
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ class _Impossible:
         return "IMPOSSIBLE"
 
 
-IMPOSSIBLE = _Impossible()
-"""A state that no call leads to."""
+IMPOSSIBLE = _Impossible()  # a state that no call leads to
 
 
 @dataclass(frozen=True, slots=True)

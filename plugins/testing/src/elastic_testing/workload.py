@@ -27,16 +27,12 @@ from elastic_testing.race import PATIENCE, background
 
 JOB = "job"
 WORKERS = 3
-TAKEN_BACK = 12
-"""Amendments of a row, about, before its owner removes it and enters another."""
-CALLS_A_LOSS = 25
-"""Calls for each that is lost, about, where whole calls are lost."""
+TAKEN_BACK = 12  # amendments of a row, about, before its owner removes it and enters another
+CALLS_A_LOSS = 25  # calls for each that is lost, about, where whole calls are lost
 REQUESTS_A_LOSS = 50
 """Requests for each that is lost, about, over a proxy; a call may take several, and a new connection, too."""
-LONGEST_WAIT = 0.01
-"""Seconds that a call of wait() may take."""
-POLL = 0.002
-"""Seconds between two looks at what workers have done, and between two attempts to connect."""
+LONGEST_WAIT = 0.01  # seconds that a call of wait() may take
+POLL = 0.002  # seconds between two looks at what workers have done, and between two attempts to connect
 
 Opens = Callable[[str], RendezvousBackend]
 
@@ -51,8 +47,7 @@ class Worker:
         self._store = _insist(self._first.connect)
         self._head = ORIGIN
         self._cursor = Cursor()
-        self._mine: tuple[Link, Link] | None = None
-        """An append of unknown outcome, and what it was built on."""
+        self._mine: tuple[Link, Link] | None = None  # an append of unknown outcome, and what it was built on
         self._lives = 0
         self._entered = False
         self._revision = self._heartbeats = 0

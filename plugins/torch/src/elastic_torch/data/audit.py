@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
-MARK = "elastic_audit"
-"""The key that every line has, with the version."""
+MARK = "elastic_audit"  # the key that every line has, with the version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

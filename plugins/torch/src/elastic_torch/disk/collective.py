@@ -52,8 +52,7 @@ class Collective:
     def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup | None, rank: int) -> None:
         self.ranks = tuple(ranks)
         self.group = group
-        self.place = self.ranks.index(rank)
-        """This process' place in the collective, from 0."""
+        self.place = self.ranks.index(rank)  # this process' place in the collective, from 0
 
     @property
     def size(self) -> int:

@@ -106,8 +106,7 @@ class Disk:
         self._me = self._front.lead(lambda: identity(environ))
         self._ownership = Ownership(self._storage, self._front, self._back, self._me, read_only=read_only, keep=keep)
         self._ignored = False
-        self._lineage: str | None = None
-        """Of what is saved; None until something is loaded or saved."""
+        self._lineage: str | None = None  # of what is saved; None until something is loaded or saved
         try:
             self._ownership.take()
         except PeerFailedError as error:

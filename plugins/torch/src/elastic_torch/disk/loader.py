@@ -28,12 +28,9 @@ from elastic_torch.disk.storage import LATEST, Storage, created
 from elastic_torch.version import Checkpoint, Position, parse
 
 logger = logging.getLogger("elastic_torch.disk")
-CHUNK = 16 << 20
-"""Bytes that are sent at once."""
-READERS = 4
-"""Files that a rank checks at the same time."""
-SHOWN = 8
-"""Missing files that are named."""
+CHUNK = 16 << 20  # bytes that are sent at once
+READERS = 4  # files that a rank checks at the same time
+SHOWN = 8  # missing files that are named
 
 
 @dataclass(frozen=True, slots=True)

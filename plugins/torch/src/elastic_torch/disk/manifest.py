@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from elastic_torch.version import Position
 
 NAME = "manifest.json"
-METADATA = ".metadata"
-"""The file that ``torch.distributed.checkpoint`` reads first."""
+METADATA = ".metadata"  # the file that ``torch.distributed.checkpoint`` reads first
 FORMAT = 2
-LIMIT = 256 << 20
-"""Bytes beyond which a manifest is not believed."""
+LIMIT = 256 << 20  # bytes beyond which a manifest is not believed
 
 
 class DamagedError(Exception):

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("elastic_torch.disk")
 T = TypeVar("T")
-BUFFER = 1 << 20
-"""Bytes that are read at once."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-"""Seconds between two tries."""
+BUFFER = 1 << 20  # bytes that are read at once
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two tries
 LASTING = (errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
 """Errors that stay, besides those that have a class of their own."""
 
@@ -77,8 +75,7 @@ class Retry:
             return self._end - now
 
 
-ONCE = Retry(0)
-"""A single try."""
+ONCE = Retry(0)  # a single try
 
 
 class _File(io.RawIOBase):

@@ -17,10 +17,8 @@ from typing import Literal
 from elastic_core.errors import UsageError
 from elastic_torch.disk.collective import Collective
 
-PRIOR_FAILURES = 1.0
-"""The weight of the assumed mean time between failures, as a number of observed failures."""
-WARM_UP = 10
-"""Steps after which a first measurement is asked for."""
+PRIOR_FAILURES = 1.0  # the weight of the assumed mean time between failures, as a number of observed failures
+WARM_UP = 10  # steps after which a first measurement is asked for
 MOST_STEPS = 1_000_000
 
 

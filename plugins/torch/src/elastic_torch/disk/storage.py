@@ -36,8 +36,7 @@ DAMAGED = "damaged"
 LATEST = "latest"
 BLOCK = 1 << 20
 SHARED = "ELASTIC_SHARED_CHECKPOINTS"
-PATIENCE = 10.0
-"""Seconds to wait for a lock whose holder is about to end."""
+PATIENCE = 10.0  # seconds to wait for a lock whose holder is about to end
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -91,8 +90,7 @@ class Sink(io.RawIOBase):
         return FileSum(self._size, self._hash.hexdigest())
 
 
-_IN_PROCESS = threading.Lock()
-"""Locks of files are between processes."""
+_IN_PROCESS = threading.Lock()  # locks of files are between processes
 
 
 class LocalStorage:

@@ -21,8 +21,7 @@ from elastic_torch.disk.errors import CheckpointError
 from elastic_torch.state.host_memory import fill, like
 from elastic_torch.version import Checkpoint
 
-COPIES = 2
-"""One that is being written, and one that waits for it."""
+COPIES = 2  # one that is being written, and one that waits for it
 
 
 class Writer:

@@ -23,8 +23,7 @@ class Checkpoints:
 
     def __init__(self, tier: DiskTier | None, place: Place, saved: Callable[[int], None]) -> None:
         self._tier, self._place, self._saved = tier, place, saved
-        self._there: int | None = None
-        """The step that was saved or loaded last."""
+        self._there: int | None = None  # the step that was saved or loaded last
 
     def after(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         """Save a finished step, if a checkpoint is due."""

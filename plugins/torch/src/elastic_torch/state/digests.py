@@ -14,8 +14,7 @@ from elastic_torch.state.components import Components
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import leaves
 
-_CHUNK = 1 << 20
-"""Elements that are summed at once."""
+_CHUNK = 1 << 20  # elements that are summed at once
 
 
 class Comparison:

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-_NO_MATTER = 2
-"""Ranks up to which the order of a sum changes nothing."""
+_NO_MATTER = 2  # ranks up to which the order of a sum changes nothing
 
 
 class GradientOrder:

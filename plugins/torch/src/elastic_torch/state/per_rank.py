@@ -32,8 +32,7 @@ class PerRank:
         self._things = {key: thing for key, thing in things.items() if not loaders.counts_twice(thing)}
         self._stateful = {key: stateful(f"per_rank[{key!r}]", thing) for key, thing in self._things.items()}
         self._peers, self._generators, self._exact = peers, generators, exact
-        self._everybodys: Sequence[torch.Tensor] = []
-        """By rank, its state at the last commit, as bytes."""
+        self._everybodys: Sequence[torch.Tensor] = []  # by rank, its state at the last commit, as bytes
         self._begins_anew: set[str] = set()
         """The loaders that were not restored, since the number of ranks has changed."""
 

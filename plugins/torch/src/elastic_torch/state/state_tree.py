@@ -19,12 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-Take = Callable[[int], torch.Tensor]
-"""The tensor with this number."""
-TakeDTensor = Callable[[str], Any]
-"""The DTensor with this name."""
-DTensors = MutableMapping[str, Any]
-"""DTensors by name: by their place in the state."""
+Take = Callable[[int], torch.Tensor]  # the tensor with this number
+TakeDTensor = Callable[[str], Any]  # the DTensor with this name
+DTensors = MutableMapping[str, Any]  # DTensors by name: by their place in the state
 _Where: TypeAlias = "tuple[_Where, object] | None"
 """A place in the state: what that is in, and its key or number there; None is the state itself."""
 

@@ -79,10 +79,8 @@ AGREED = ("torchrun",)
 """The text of such nodes in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
 TICK = 1.0
 """Seconds between two signs of life of this process. (Of the agent's loop there are none while it stops workers.)"""
-SILENT_PROGRESS = 30.0
-"""Seconds for which a round's workers must be alive to count as progress (rule L4)."""
-FAREWELL = 10.0
-"""Seconds that the end may take: for others to close the job, and for this node to leave."""
+SILENT_PROGRESS = 30.0  # seconds for which a round's workers must be alive to count as progress (rule L4)
+FAREWELL = 10.0  # seconds that the end may take: for others to close the job, and for this node to leave
 
 
 class TorchrunHandler(RendezvousHandler):
@@ -106,21 +104,17 @@ class TorchrunHandler(RendezvousHandler):
         self._row: object = None
         self._begun: tuple[Round, float] | None = None
         """The round to start, or that was started, and when it was."""
-        self._fresh = False
-        """True if that is one which the agent has not been given yet."""
+        self._fresh = False  # true if that is one which the agent has not been given yet
         self._last = 0
         """The round in which the agent entered its exit barrier; 0 while it has not. Any later one is the others'."""
         self._exit: Exit | None = None
         self._crash: BaseException | None = None
         self._shut = threading.Event()
         self._told = True
-        self._address = ""
-        """The address of this node for the others."""
-        self._secrets: dict[str, str] = {}
-        """Passwords that were taken out of this process' environment."""
+        self._address = ""  # the address of this node for the others
+        self._secrets: dict[str, str] = {}  # passwords that were taken out of this process' environment
         self._ports: dict[str, HeldPort] = {}
-        self._stores: list[object] = []
-        """Those of the newest rounds: workers of the one before may still end."""
+        self._stores: list[object] = []  # those of the newest rounds: workers of the one before may still end
 
     # What torchrun's agent asks --------------------------------------------------------------------------------------
 
