@@ -101,9 +101,9 @@ class Timers:
         self.drop(first)
         return list(first.values())
 
-    def next_at(self) -> float | None:
-        """Return when the next timer expires."""
-        return min((timer.at for timer in self._timers.values()), default=None)
+    def next_at(self) -> float:
+        """Return when the next timer expires; infinity for none."""
+        return min((timer.at for timer in self._timers.values()), default=math.inf)
 
     def pids(self) -> set[int]:
         """Return the processes that have set timers."""
@@ -169,10 +169,6 @@ class Watchdog:
 
     @hookimpl
     def elastic_run_ends(self) -> None:
-        """Remove the pipe."""
-        self.close()
-
-    def close(self) -> None:
         """Remove the pipe; the thread ends within a second."""
         self._closing.set()
         with self._lock:
@@ -187,8 +183,7 @@ class Watchdog:
 
     def due(self) -> float:
         """Return in how many seconds to look again, at the latest."""
-        at = self._timers.next_at()
-        return LOOK_SECONDS if at is None else max(0.0, at - self._now())
+        return max(0.0, self._timers.next_at() - self._now())
 
     def _run(self) -> None:
         """Look whenever a timer is written or expires, and at the workers' states every second."""
@@ -272,10 +267,9 @@ def kernel_limit(environ: Mapping[str, str]) -> float | None:
     Raises:
         UsageError: It is no number.
     """
-    if not (text := environ.get(KERNEL_LIMIT, "")):
-        return None
+    text = environ.get(KERNEL_LIMIT, "")
     try:
-        seconds = float(text)
+        seconds = float(text or 0)
     except ValueError:
         seconds = math.nan
     if math.isnan(seconds):
