@@ -67,11 +67,8 @@ class StoreClient:
     Every method raises RendezvousConnectionError when the store is gone or does not answer in time, or this connection
     is closed.
 
-    Args:
-        address: Where the store is.
-        read_timeout: Seconds that one answer may take.
-        patience: Seconds that connecting may take; as long as an answer when None.
-        waiting: Called repeatedly while a server takes the connection and does not answer; may raise.
+    Connecting may take ``patience`` seconds, as long as an answer when None. ``waiting`` is called repeatedly while
+    a server takes the connection and does not answer; it may raise.
 
     Raises:
         RendezvousConnectionError: No server listens there, or it is no TCPStore.

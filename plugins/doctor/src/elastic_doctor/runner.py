@@ -35,11 +35,7 @@ _fork = multiprocessing.get_context("fork")
 
 
 class Signalled(BaseException):
-    """A signal told the process to end.
-
-    Attributes:
-        signum: By which signal.
-    """
+    """A signal told the process to end."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)

@@ -62,8 +62,7 @@ def told(directory: str) -> bool:
 class Alarm:
     """The wait of one thread: until a watched directory changes, time is up, or another thread calls :meth:`close`.
 
-    Args:
-        poll_interval: Seconds to sleep at most, changes or not; None to be told of them where that is possible.
+    It sleeps for ``poll_interval`` seconds at most, changes or not; None to be told of them where that is possible.
     """
 
     def __init__(self, poll_interval: float | None = None) -> None:

@@ -218,11 +218,8 @@ def _judge(
 ) -> Report:
     """Return what a question has found.
 
-    Args:
-        behind: The last steps of ranks that have shown nothing for a window, by rank.
-        last: The report of the suspicion before in this round; None for none.
-        late: Lines for nodes that have not answered.
-        complete: Whether the places of all ranks are known.
+    ``last`` is the report of the suspicion before in this round, ``late`` has lines for nodes that have not
+    answered, and ``complete`` says that the places of all ranks are known.
     """
     step, still = newest_step(answers), is_still(answers)
     behind = {rank: at for rank, at in behind.items() if step is not None and at < step and asked.window and not still}

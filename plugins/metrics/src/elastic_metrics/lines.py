@@ -14,8 +14,7 @@ from typing import Any
 class LineFile:
     """One writer's file, written without a buffer.
 
-    Args:
-        descriptor: Open for writing at the file's end, which is ours alone; closed with this object.
+    ``descriptor`` is open for writing at the file's end, which is ours alone; it is closed with this object.
     """
 
     def __init__(self, descriptor: int) -> None:

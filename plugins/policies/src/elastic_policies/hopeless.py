@@ -57,12 +57,8 @@ class Proof:
 def find_proof(incident: Incident, history: History, few: int, many: int, *, limit_given: bool) -> Proof | None:
     """Return the proof that a job cannot succeed; None if it may.
 
-    Args:
-        incident: The failure that is judged.
-        history: What the ledger remembers.
-        few: How many rounds prove it where the user has given no number of restarts.
-        many: How many prove it where the user has, or where the cause is mostly outside the program.
-        limit_given: Whether the user has.
+    ``few`` rounds prove it where the user has given no number of restarts, ``many`` where the user has, or where
+    the cause is mostly outside the program.
     """
     failure_class = incident.failure_class
     if failure_class is FailureClass.PREEMPTION:

@@ -25,11 +25,8 @@ def flag_defaults(
 ) -> dict[str, Default]:
     """Return the defaults of the flags that ``given`` does not have.
 
-    Args:
-        here: The allocation.
-        given: The flags that the user gave, which win. With a flag for the place where nodes meet, no place is
-            returned; with a number of nodes, the user may start the agents in any way.
-        find_shared: Returns a directory that all nodes see, and where it is from.
+    With a flag for the place where nodes meet, no place is returned; with a number of nodes, the user may start the
+    agents in any way. ``find_shared`` returns a directory that all nodes see, and where it is from.
 
     Raises:
         UsageError: The process is not one of a step that has it once on each node.

@@ -169,14 +169,9 @@ def work(
 ) -> list[Call]:
     """Let workers make calls at once, lose some of their requests, restart the store, and read all of it in the end.
 
-    Args:
-        opens: Makes a first connection to a job's store, over ``line``; also in a process that is forked from this one.
-        line: What loses requests: in this process if it is a proxy, or in each worker if connections are wrapped in it.
-        keeper: Restarts the store, with its data; None if it cannot be restarted.
-        calls: How many calls the workers make together, about, unless the time is over before.
-        seconds: How long they work, about; what restarts take comes on top.
-        restarts: How often the store is restarted.
-        seed: Of the random choices. How the workers' calls meet differs all the same.
+    A line that is a proxy loses requests in this process, one that wraps connections in each worker. ``keeper``
+    restarts the store, with its data; None if it cannot be restarted. ``calls`` and ``seconds`` are of all workers
+    together, about. How the calls meet differs, whatever the ``seed``.
     """
     choice = random.Random(seed)
     parts = restarts + 1 if keeper is not None else 1

@@ -61,11 +61,8 @@ class Timers:
     def take(self, line: bytes, now: float, time_of_day: float) -> Timer | None:
         """Set or release the timer that one line of the pipe names; return the timer if it is set.
 
-        Args:
-            line: JSON with ``pid``, ``scope_id``, ``expiration_time`` (seconds since the epoch, negative to release)
-                and ``signal``.
-            now: This instant, by the monotonic clock.
-            time_of_day: This instant, in seconds since the epoch.
+        The line is JSON with ``pid``, ``scope_id``, ``expiration_time`` (seconds since the epoch, negative to
+        release) and ``signal``. ``now`` is by the monotonic clock.
 
         Raises:
             ValueError, OverflowError, RecursionError: It is no such line.

@@ -84,9 +84,7 @@ class _Segment:
 def audit(files: Sequence[Sequence[Record]], *, finished: bool = False) -> Report:
     """Judge a log.
 
-    Args:
-        files: The records of each file, in the order in which they stand there.
-        finished: Whether training is over, so that the last epoch has to be whole as well.
+    ``finished`` says that training is over, so that the last epoch has to be whole as well.
 
     Raises:
         ValueError: The files' records cannot be put in order; says why.

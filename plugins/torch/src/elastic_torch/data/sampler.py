@@ -260,8 +260,8 @@ class ElasticDistributedSampler(Sampler[int]):
     def check_read(self, *, ended: bool) -> None:
         """Find out if what was drawn of the epoch was trained on.
 
-        Args:
-            ended: Whether it is known that the loader came to its end, and that each of its batches is committed.
+        ``ended`` says that the loader is known to have come to its end, and that each of its batches is
+        committed.
 
         Raises:
             EpochNotReadError: A part of it was drawn, and trained on by no rank.

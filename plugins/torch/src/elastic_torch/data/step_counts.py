@@ -81,11 +81,8 @@ class Reading:
     def check(self, epoch: int, done: int, whole: int, *, ended: bool) -> None:
         """Say what is wrong with this reading of an epoch, if anything.
 
-        Args:
-            epoch: The epoch.
-            done: Its steps that are committed, those of earlier readings too.
-            whole: Its steps.
-            ended: As for :func:`judge`.
+        ``done`` of the ``whole`` epoch's steps are committed, in earlier readings too; ``ended`` as for
+        :func:`judge`.
 
         Raises:
             EpochNotReadError: A part of it was trained on by no rank.
@@ -121,9 +118,7 @@ class Reading:
 def judge(reading: Reading, *, ended: bool) -> Verdict:
     """Say why steps were drawn and not committed.
 
-    Args:
-        reading: The iteration, when it is over.
-        ended: Whether it is known that the loader came to its end, and that each of its batches is committed.
+    ``ended`` says that the loader is known to have come to its end, and that each of its batches is committed.
     """
     if not reading.ends:
         return Verdict.LIMITED if ended else Verdict.WHOLE

@@ -43,10 +43,8 @@ class PeerFailedError(Exception):
 class Collective:
     """Some ranks of the job, or this process alone.
 
-    Args:
-        ranks: Global ranks, in order; the first one leads.
-        group: Their process group, for the thread that uses this object only; None for a process alone.
-        rank: This process' global rank.
+    ``ranks`` are global, in order; the first one leads. Only one thread uses the ``group``; None for a process
+    alone.
     """
 
     def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup | None, rank: int) -> None:

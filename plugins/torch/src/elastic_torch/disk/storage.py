@@ -43,9 +43,8 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 class Sink(io.RawIOBase):
     """A new file that knows the size and the SHA-256 of what it was given. Closing it makes it durable.
 
-    Args:
-        put: Writes some of what it is given, and says how many bytes.
-        finish: Called once when the file is closed: with whether it is to be kept.
+    ``put`` writes some of what it is given, and says how many bytes. ``finish`` is called once, when the file is
+    closed, with whether it is to be kept.
     """
 
     def __init__(self, put: Callable[[memoryview], int], finish: Callable[[bool], None]) -> None:
@@ -97,10 +96,6 @@ class LocalStorage:
     """A directory, of this host or shared. Needs atomic renames and hard links; uses POSIX locks if there are any.
 
     Its methods are what the disk tier needs of a place; ``UrlStorage`` has the same ones. Errors are ``OSError``.
-
-    Args:
-        root: The directory.
-        shared: Whether checkpoints are read that other users own, or can change.
     """
 
     def __init__(self, root: Path, *, shared: bool = False) -> None:

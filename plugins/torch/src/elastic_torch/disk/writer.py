@@ -91,10 +91,9 @@ class Writer:
 def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a copy of a state dict, its tensors in CPU memory.
 
-    Args:
-        state: Nested dicts, lists and tuples of tensors (DTensors too, of which the local part is copied) and other
-            values; what has a ``state_dict()`` at the top level is asked for it, as torch's checkpoints do.
-        spare: An earlier copy that is not used any more; its tensors are written over where they fit.
+    In nested dicts, lists and tuples are tensors (of DTensors the local part) and other values; what has a
+    ``state_dict()`` at the top level is asked for it. The tensors of a ``spare`` copy are written over where they
+    fit.
     """
     asked = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
     copies = _Copies()

@@ -8,10 +8,8 @@ from typing import Any, Literal
 class Accumulation:
     """The position of an epoch's loop within a step.
 
-    Args:
-        size: Batches to a step; an epoch's last step may have fewer.
-        left: Batches that the loop has before it; None where that is not known.
-        sampler: What they are drawn with. One that weights losses (``loss_weight``) says how many samples are in each.
+    ``left`` are the batches that the loop has before it; None where that is not known. A sampler that weights
+    losses (``loss_weight``) says how many samples are in each.
     """
 
     def __init__(self, size: int = 1, left: int | None = None, sampler: Any = None) -> None:

@@ -33,11 +33,8 @@ class Comparison:
 
         The buffers of modules are left out: each rank's are of its own batches, and DDP takes rank 0's (BatchNorm).
 
-        Args:
-            state: The state.
-            common: What it is the state of.
-            first: Whether nothing is lost yet. Later on each rank keeps what it has, and rank 0 warns: a training that
-                has come so far does not end for it.
+        ``first`` says that nothing is lost yet. Later on each rank keeps what it has, and rank 0 warns: a
+        training that has come so far does not end for it.
 
         Raises:
             UsageError: The ranks differ, and it is the first step; names the places.

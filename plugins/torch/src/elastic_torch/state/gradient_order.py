@@ -24,9 +24,6 @@ _NO_MATTER = 2  # ranks up to which the order of a sum changes nothing
 class GradientOrder:
     """The order of one model's gradients, as numbers of its parameters.
 
-    Args:
-        model: The DDP model, if there is one. Those that never fill their buckets anew have no order.
-
     Attributes:
         known: The order; empty until the first backward pass that reduces gradients, or :meth:`replay`.
     """

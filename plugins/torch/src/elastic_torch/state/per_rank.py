@@ -50,10 +50,8 @@ class PerRank:
     def load(self, kept: Mapping[str, torch.Tensor] | None, epoch: int, batches: int) -> None:
         """Load the state of the rank that had this rank's number.
 
-        Args:
-            kept: What :meth:`by_rank` has returned.
-            epoch: The epoch in progress.
-            batches: Its batches that are done; 0 between two epochs.
+        ``kept`` is what :meth:`by_rank` has returned; ``batches`` are the epoch's batches that are done, 0
+        between two epochs.
 
         Raises:
             UsageError: There is none, or it is of another number of ranks.

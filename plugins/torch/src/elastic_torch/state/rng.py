@@ -24,8 +24,7 @@ def _apply(state: Mapping[str, Any]) -> None:
 class Generators:
     """The rank's random generators, and where they were when the epoch's loader began.
 
-    Args:
-        kept: Whether they belong to the state; if not, :meth:`state` is None, and nothing is set.
+    Unless they are ``kept``, they do not belong to the state: :meth:`state` is None, and nothing is set.
     """
 
     def __init__(self, *, kept: bool) -> None:

@@ -58,9 +58,7 @@ def choose(offers: Sequence[Sequence[Stamp]], not_from: Collection[int] = ()) ->
     number. Ranks without any, which are new, get it from the first rank that has it. If the ranks with snapshots have
     none in common, as after a node came back that had missed a few rounds, the newest one counts.
 
-    Args:
-        offers: The stamps of each rank's complete snapshots, all of this run; by rank.
-        not_from: Rounds whose snapshots do not count (:func:`cut_short`).
+    Snapshots of the rounds ``not_from`` do not count (:func:`cut_short`).
     """
     offers = [[stamp for stamp in stamps if stamp.round not in not_from] for stamps in offers]
     sets = [set(stamps) for stamps in offers if stamps]

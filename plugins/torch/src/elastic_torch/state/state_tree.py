@@ -222,12 +222,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_of(table: Iterable[Sequence[Any]], content: torch.Tensor) -> list[torch.Tensor]:
-    """Return new tensors of these types and shapes, filled from their bytes, which follow each other.
-
-    Args:
-        table: As :func:`table_of` has made it.
-        content: The bytes, uint8 of shape (bytes,).
-    """
+    """Return new tensors of these types and shapes, filled from ``content``, uint8 of shape (bytes,)."""
     tensors, start = [], 0
     for name, shape in table:
         tensor = torch.empty(shape, dtype=getattr(torch, name))
@@ -249,10 +244,6 @@ def form_of(state: Mapping[str, Any]) -> str:
 
 def restored(form: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state of this form, with the tensors of what a checkpoint has given back.
-
-    Args:
-        form: As :func:`form_of` has made it.
-        saved: What was loaded; its keys may have become strings.
 
     Raises:
         ValueError: A tensor is not there; says where. Or this is no form.

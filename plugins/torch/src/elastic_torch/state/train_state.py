@@ -301,8 +301,7 @@ class TrainState:
         process had taken them at once: with shares that differ by one, in an epoch's tail, and with ``accumulate``.
         Needs an ``ElasticDistributedSampler`` for that; with others it is 1 / ``accumulate``.
 
-        Args:
-            reduction: Whether the loss is the mean over the samples that this rank has, or their sum.
+        ``reduction`` says whether the loss is the mean over the samples that this rank has, or their sum.
 
         Raises:
             ValueError: ``reduction`` is neither.

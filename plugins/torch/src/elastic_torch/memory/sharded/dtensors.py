@@ -83,11 +83,8 @@ def owners(where: str, optimizer: torch.optim.Optimizer) -> dict[str, DTensor]:
 def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner: Mapping[str, DTensor]) -> DTensor:
     """Return the tensor to fill: the one of the state that is there, or a new one, laid out as this round's are.
 
-    Args:
-        leaf: What was kept of it.
-        dtype: Of its elements.
-        present: The sharded tensors that are there, by name.
-        owner: Parameters, by the name of what belongs to them: optimizers make their state only in their first step.
+    ``present`` has the sharded tensors that are there, by name; ``owner`` has parameters by the name of what
+    belongs to them, since optimizers make their state only in their first step.
 
     Raises:
         ValueError: There is no place for it, or it has another shape.

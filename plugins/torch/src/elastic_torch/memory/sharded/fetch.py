@@ -43,12 +43,8 @@ def bring(
 ) -> Brought:
     """Bring the parts of a found state to the ranks that need them. Collective.
 
-    Args:
-        transport: Of all ranks.
-        found: The state that all go on from.
-        mine: By old rank, the snapshots of it that this rank can reach.
-        present: The sharded tensors that are there, by name: filled in place.
-        owner: Parameters by the name of what belongs to them, as ``dtensors.owners`` has it.
+    ``mine`` has the snapshots of the state that this rank can reach, by old rank. The tensors that are ``present``
+    are filled in place.
 
     Raises:
         ValueError: The snapshot does not fit the model.

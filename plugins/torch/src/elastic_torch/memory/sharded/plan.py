@@ -134,12 +134,7 @@ def pieces(
     Where several old ranks had the same part (a mesh that replicates), one of them is taken: one that the taker can
     reach by itself, if there is any.
 
-    Args:
-        found: The state.
-        had: By old rank and tensor, which part that had.
-        needed: By present rank and tensor, which part that needs.
-        rank: The present rank that asks.
-        tensors: Of which tensors.
+    ``had`` has the parts by old rank and tensor, ``needed`` by present rank and tensor.
     """
     for tensor in tensors:
         parts: dict[Box, list[int]] = {}
