@@ -42,11 +42,10 @@ class KnownFailure:
     advice: str  # what to do, in one sentence
     source: str  # where the text is documented, or reported with its cause
     system: bool = False
-    """Whether the text comes from the kernel, the GPU driver or the scheduler, or is as unmistakable. It counts
-    anywhere in the detail, and for a worker that was killed.
+    """The text comes from the kernel, the GPU driver or the scheduler, or is as unmistakable. It counts anywhere in the
+    detail, and for a worker that was killed.
     """
-    host: bool = False
-    """Whether it can be the fault of the worker's host, so that the job may do better without this host."""
+    host: bool = False  # it can be the fault of the worker's host, so that the job may do better without this host
 
 
 NOT_LOADED = "a model or a checkpoint could not be loaded"

@@ -25,9 +25,7 @@ class Damage:
     where: str  # the checkpoint, as a path or URL
     reason: str  # what is wrong
     kind: Literal["damaged", "unread", "incomplete"] = "damaged"
-    """Whether something is not what was written; or could not be read, and may be intact; or is on none of the nodes
-    that are here.
-    """
+    """It is not what was written; or could not be read, and may be intact; or is on none of the nodes that are here."""
     position: Position | None = None  # the checkpoint's; None where it is not about one
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ class Leaf:
     shape: tuple[int, ...]  # of the whole tensor
     offset: tuple[int, ...]  # where this rank's part begins in it
     placements: tuple[str | int, ...]
-    """How it was laid out over its mesh: ``"R"`` (replicated) or a dimension (sharded), one for each dimension of
+    """The layout over its mesh: ``"R"`` (replicated) or a dimension (sharded), one for each dimension of
     the mesh; ``"?"`` for what cannot be said so.
     """
 
