@@ -13,7 +13,7 @@ from elastic_core.errors import RendezvousConnectionError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_doctor.command import SEVERAL, subject_of
-from elastic_doctor.examination import OF_STORE, Subject, bounded_conf, examine, trial_id
+from elastic_doctor.examination import OF_STORE, Report, Step, Subject, bounded_conf, examine, trial_id
 from elastic_doctor.findings import Finding, State
 from elastic_doctor.report import as_json, line, summary, title
 
@@ -59,20 +59,19 @@ FAKE = """
 
 
 class Heard:
-    """A listener that remembers."""
+    """What an examination has sent."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.leaves: list[bool] = []
 
-    def at(self, check: str, during: str, limit: float) -> None:
-        assert limit > 0
-
-    def found(self, finding: Finding) -> None:
-        self.findings.append(finding)
-
-    def made(self, leaves: bool) -> None:
-        self.leaves.append(leaves)
+    def send(self, message: Step | Finding) -> None:
+        if isinstance(message, Finding):
+            self.findings.append(message)
+            return
+        assert message.limit > 0
+        if message.leaves is not (self.leaves or [False])[-1]:
+            self.leaves.append(message.leaves)
 
     @property
     def states(self) -> dict[str, State]:
@@ -85,7 +84,7 @@ class Heard:
 
 def examined(subject: Subject) -> Heard:
     heard = Heard()
-    examine(subject, heard)
+    examine(subject, Report(heard.send))
     return heard
 
 
@@ -111,7 +110,7 @@ def test_a_store_that_works_is_tried_in_full(fake: Callable[[str], Heard]) -> No
     of_store = [finding.name for finding in heard.findings if finding.name in (*OF_STORE, "traces")]
     assert of_store == [*OF_STORE, "traces"]
     assert {heard.states[name] for name in of_store} == {State.OK}
-    assert heard.leaves == [True, False, False]
+    assert heard.leaves == [True, False]
     assert heard["heartbeat time"].measured.keys() == {"median_ms", "worst_ms", "count"}
     assert heard["versions"].seen.count("dist 1.0") == 1
 

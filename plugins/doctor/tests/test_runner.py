@@ -17,7 +17,7 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
 from elastic_doctor import runner
 from elastic_doctor.command import SEVERAL, subject_of
-from elastic_doctor.examination import Listener, Subject
+from elastic_doctor.examination import Report, Subject
 from elastic_doctor.findings import Finding, State, ok
 from elastic_doctor.runner import Signalled, examine_in_process
 
@@ -27,41 +27,42 @@ def subject(tmp_path: Path) -> Subject:
     return subject_of(Flags(rdzv_backend="file", rdzv_endpoint=str(tmp_path), nnodes=SEVERAL))
 
 
-def hangs(subject: Subject, listener: Listener) -> None:
-    listener.found(ok("first", "there"))
-    listener.at("second", "a question", 0.0)
+def hangs(subject: Subject, report: Report) -> None:
+    report.send(ok("first", "there"))
+    report.at("second", "a question", 0.0)
     threading.Event().wait()
 
 
-def works_hard(subject: Subject, listener: Listener) -> None:
-    listener.at("first", "", 0.0)
+def works_hard(subject: Subject, report: Report) -> None:
+    report.at("first", "", 0.0)
     for number in range(3_000_000):
         hash(number)
-    listener.found(ok("first", "done"))
+    report.send(ok("first", "done"))
 
 
-def dies(subject: Subject, listener: Listener) -> None:
-    listener.at("first", "a step", 60.0)
+def dies(subject: Subject, report: Report) -> None:
+    report.at("first", "a step", 60.0)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def raises(subject: Subject, listener: Listener) -> None:
+def raises(subject: Subject, report: Report) -> None:
     raise ZeroDivisionError("division by zero")
 
 
-def refuses(subject: Subject, listener: Listener) -> None:
+def refuses(subject: Subject, report: Report) -> None:
     raise RendezvousStateError("Two heads.", hint="Take one off.")
 
 
 def leaves_and(then: Callable[[], object], limit: float = 0.0) -> runner.Examine:
     """It has written when it does that, for which it has ``limit`` seconds."""
 
-    def body(subject: Subject, listener: Listener) -> None:
+    def body(subject: Subject, report: Report) -> None:
         store = subject.plugins.make_rendezvous(subject.params)
-        listener.made(True)
+        report.leaves = True
+        report.at("roster", "enter", 60.0)
         store.enter("node", b"left behind")
-        listener.found(ok("roster", "written"))
-        listener.at("ledger", "append", limit)
+        report.send(ok("roster", "written"))
+        report.at("ledger", "append", limit)
         then()
 
     return body

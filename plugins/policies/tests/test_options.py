@@ -11,7 +11,6 @@ from elastic_policies.budget import Budget, parse as parse_budget
 from elastic_policies.durations import format_duration, parse_duration
 from elastic_policies.no_progress import NoProgress
 from elastic_policies.options import DEFAULTS, POLICIES, parse_policies
-from elastic_policies.preemptions import Preemptions
 from elastic_policies.quarantine import Quarantine
 from elastic_policies.torn_checkpoint import TornCheckpoint
 
@@ -52,7 +51,7 @@ def test_the_defaults_and_what_the_text_changes() -> None:
         "torn_checkpoint": TornCheckpoint(2),
         "no_progress": NoProgress(2),
         "budget": Budget(restarts=10, window=3600.0),
-        "preemptions": Preemptions(20, 3600.0),
+        "preemptions": Budget(restarts=20, window=3600.0),
         "backoff": Backoff(1.0, 60.0),
     }
     assert parse_policies(",".join(f"{name}=off" for name in POLICIES)) == {}

@@ -191,7 +191,7 @@ def test_a_pipe_that_nobody_reads_any_more_is_replaced(tmp_path: Path) -> None:
     node = Node(tmp_path, **named)
     with pytest.raises(UsageError, match="is read by another agent"):
         Node(tmp_path, **named)
-    node.watchdog.close()
+    node.watchdog.elastic_run_ends()
     (tmp_path / "timers").write_text("somebody's notes")
     with pytest.raises(UsageError, match="is not a named pipe"):
         Node(tmp_path, **named)

@@ -51,36 +51,21 @@ from elastic_rdzv_c10d.records import (
 )
 from elastic_rdzv_c10d.server import StoreServer
 
-FEW = 8
-"""Fewer rows than this are read one by one, instead of all that there are."""
+FEW = 8  # fewer rows than this are read one by one, instead of all that there are
 
 
 @dataclass(slots=True)
 class Known:
-    """The shared knowledge of an agent's connections about its job. Each is used by a thread of its own.
+    """The shared knowledge of an agent's connections about its job. Each is used by a thread of its own."""
 
-    Attributes:
-        head: An entry that is there; perhaps not the newest that any of them has seen.
-        serials: Where rows were last seen.
-        written: Rows as they were last written by this agent, with their serials; mostly they still are so.
-    """
-
-    head: int = 0
-    serials: dict[str, int] = field(default_factory=dict)
+    head: int = 0  # an entry that is there; perhaps not the newest that any of them has seen
+    serials: dict[str, int] = field(default_factory=dict)  # where rows were last seen
     written: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    """Rows as they were last written by this agent, with their serials; mostly they still are so."""
 
 
 class C10dBackend(RendezvousBackend, WorkersStore):
-    """One connection to one job's keys.
-
-    Args:
-        client: The connection; closed with this object.
-        run_id: Which job.
-        server: The store's process, if this agent started it; ended with this object.
-        hosting: Whether the store lives in this agent.
-        known: What this agent's other connections know.
-        serves_workers: Whether the job's workers use this store as theirs, too.
-    """
+    """One connection to one job's keys."""
 
     embedded = True
 
@@ -104,13 +89,11 @@ class C10dBackend(RendezvousBackend, WorkersStore):
         self._known = Known() if known is None else known
         self._last = ORIGIN
         """An entry that was read or written here; mostly the one that the next append builds on."""
-        self._given: tuple[int, bytes] | None = None
-        """The entry that was last waited for, and its record."""
+        self._given: tuple[int, bytes] | None = None  # the entry that was last waited for, and its record
         self._gone: set[int] = set()
         self._rows_seen: dict[int, tuple[bytes, Row]] = {}
         """The records of rows when all were last read, with their meaning: of a thousand mostly one has changed."""
-        self._listed = 0
-        """Rows up to this serial are known to have their keys."""
+        self._listed = 0  # rows up to this serial are known to have their keys
 
     def connect(self) -> C10dBackend:
         """Another connection to the same job; an error at once where no server listens any more."""
@@ -344,7 +327,6 @@ class C10dBackend(RendezvousBackend, WorkersStore):
         return head
 
     def _has(self, index: int) -> None:
-        """Note that the ledger has this entry."""
         self._known.head = max(self._known.head, index)
 
     # Both ------------------------------------------------------------------------------------------------------------

@@ -32,8 +32,7 @@ LEAST_PATIENCE = 8.0
 KNOCK_AGAIN = 1.0
 """Seconds until the second look whether a server still listens, while TCPStore, which never gives up early, connects.
 Each further one waits twice as long, since a store to which thousands connect is busy enough."""
-INTERRUPTIBLE = 2.0
-"""Seconds that the main thread waits at a time; Python handles a Ctrl-C between two of them."""
+INTERRUPTIBLE = 2.0  # seconds that the main thread waits at a time; Python handles a Ctrl-C between two of them
 
 _ABSENT = b"\0"
 """No record of ours. Comparing a missing key with anything but '' returns that very thing, and changes nothing."""
@@ -68,11 +67,8 @@ class StoreClient:
     Every method raises RendezvousConnectionError when the store is gone or does not answer in time, or this connection
     is closed.
 
-    Args:
-        address: Where the store is.
-        read_timeout: Seconds that one answer may take.
-        patience: Seconds that connecting may take; as long as an answer when None.
-        waiting: Called repeatedly while a server takes the connection and does not answer; may raise.
+    Connecting may take ``patience`` seconds, as long as an answer when None. ``waiting`` is called repeatedly while
+    a server takes the connection and does not answer; it may raise.
 
     Raises:
         RendezvousConnectionError: No server listens there, or it is no TCPStore.
@@ -210,8 +206,7 @@ def _pieces(timeout: float) -> Iterator[timedelta]:
 def _dial(address: Address, patience: float, waiting: Callable[[], None]) -> _Connected:
     """Connect. A thread does it, since a peer that accepts and then says nothing would hold TCPStore up for ever."""
     outcome: Future[_Connected] = Future()
-    known: list[set[int]] = []
-    """The connections that there are, as soon as it is our turn."""
+    known: list[set[int]] = []  # the connections that there are, as soon as it is our turn
     given_up = threading.Event()
 
     def connect() -> None:

@@ -20,10 +20,8 @@ DEFAULT_PORT = 29400
 
 _BACKLOG = 4096
 """Agents that may knock while the host's agent still imports torch; the kernel has a limit of its own (somaxconn)."""
-_KNOCK = 5.0
-"""Seconds that one attempt to connect may take."""
-_ANSWER = 1024
-"""Bytes of an answer that are read."""
+_KNOCK = 5.0  # seconds that one attempt to connect may take
+_ANSWER = 1024  # bytes of an answer that are read
 _CALLS = 29
 """Bytes that one reads at least: the mark by which others know a socket that is no connection to a store. Answers that
 ``other_stores`` knows are longer."""
@@ -60,11 +58,7 @@ class Site:
 def find_site(endpoint: HostPort, addresses: Sequence[Address], is_host: bool | None, local_addr: str | None) -> Site:
     """Decide where the store is to be, and take its port if that is here.
 
-    Args:
-        endpoint: What the user wrote.
-        addresses: What it stands for.
-        is_host: Whether the store is to be here; None to find out.
-        local_addr: The address at which others reach this host, if the user has given it.
+    ``is_host`` says whether the store is to be here; None to find out.
 
     Raises:
         UsageError: This host cannot tell.
@@ -113,11 +107,6 @@ def knock(address: Address) -> None:
 
 def call(address: Address, seconds: float, request: bytes = b"") -> bytes:
     """Connect and hang up; with a request, send it first, and return the beginning of the answer.
-
-    Args:
-        address: Where.
-        seconds: How long to connect, and how long to wait for the answer.
-        request: What to send; b"" for nothing.
 
     Raises:
         OSError: No server takes the connection, or it does not answer in time.

@@ -10,11 +10,7 @@ _REDIS_ERRORS = (b"-ERR ", b"-NOAUTH ", b"-DENIED ", b"-LOADING ")
 
 
 def backend_of(answer: bytes) -> str | None:
-    """Return the backend for the server that has answered :data:`REQUEST` so; None where the answer does not tell.
-
-    Args:
-        answer: The beginning of the answer, some hundred bytes; b"" for none.
-    """
+    """Return the backend for the server that has answered :data:`REQUEST` so; None where the answer does not tell."""
     if answer.startswith(b"HTTP/") and b"etcdserver" in answer:
         return "etcd"
     return "redis" if answer.startswith(_REDIS_ERRORS) else None

@@ -29,11 +29,7 @@ class Options:
 
     @classmethod
     def read(cls, config: Mapping[str, str]) -> Options:
-        """Read them.
-
-        Raises:
-            UsageError: A value is no boolean, or no positive number of seconds.
-        """
+        """Read them; raise UsageError if a value is no boolean, or no positive number of seconds."""
         return cls(boolean("is_host", config["is_host"]) if "is_host" in config else None, **timeouts(config))
 
 

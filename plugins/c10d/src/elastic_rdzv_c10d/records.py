@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from elastic_core.rendezvous import RecordReader, quoted
 
-ROOT = "elastic/"
-"""The prefix of the keys of all jobs."""
+ROOT = "elastic/"  # the prefix of the keys of all jobs
 REMOVED = b"-"
 UNWRITTEN = b""
 
@@ -33,8 +32,7 @@ KEPT_BELLS = 1024
 """The bells of the newest changes, which exist. Older ones are deleted, or a store would grow by 175 bytes a change."""
 BELL_PATIENCE = 10.0
 """Seconds after which a waiter reads ``changes`` again: it may have been stopped for more than KEPT_BELLS changes."""
-_BELLS = 1 << 32
-"""Bells are numbered modulo this."""
+_BELLS = 1 << 32  # bells are numbered modulo this
 
 READER = RecordReader(
     "The store",
@@ -43,14 +41,7 @@ READER = RecordReader(
 
 
 class Keys:
-    """The keys of one job; the leader names those of all rows at every look.
-
-    Attributes:
-        prefix: What the names of all of them begin with.
-        newest: The newest entry once more.
-        arrivals: The counter of serials.
-        changes: The counter of changes.
-    """
+    """The keys of one job; the leader names those of all rows at every look."""
 
     def __init__(self, run_id: str) -> None:
         self.prefix = prefix = f"{ROOT}{quoted(run_id)}/"

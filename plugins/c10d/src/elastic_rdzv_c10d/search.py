@@ -20,13 +20,10 @@ from elastic_core.rendezvous import HostPort
 from elastic_rdzv_c10d import other_stores
 from elastic_rdzv_c10d.endpoint import Address, Site, call
 
-SOON = 1.5
-"""Seconds after which people are told what an agent waits for that has not connected yet."""
+SOON = 1.5  # seconds after which people are told what an agent waits for that has not connected yet
 _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
-_ANSWER = 0.5
-"""Seconds for the answer of a server that is no agent's."""
-_KNOCK = 5.0
-"""Seconds that one attempt to connect may take, later on."""
+_ANSWER = 0.5  # seconds for the answer of a server that is no agent's
+_KNOCK = 5.0  # seconds that one attempt to connect may take, later on
 _OWN = frozenset(
     {
         errno.ENETUNREACH,  # no route; with IPv6 also: no address
@@ -50,8 +47,7 @@ class Patience:
     seconds: float
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    say: Callable[[str], None] = _say
-    """Tell people, who see nothing else of what goes on yet."""
+    say: Callable[[str], None] = _say  # tell people, who see nothing else of what goes on yet
     _deadline: float | None = None
     _next: float = _RETRY_FIRST
     _told: set[str] = field(default_factory=set)
@@ -104,14 +100,9 @@ def resolve(endpoint: HostPort, patience: Patience) -> list[Address]:
 
 
 class _Met(enum.IntEnum):
-    """The result of an attempt, the most hopeful first."""
-
-    NOBODY = 0
-    """The host answers, and no server listens."""
-    SILENCE = 1
-    """The host does not answer: it is off, on its way up, or behind something that drops packets."""
-    NO_WAY = 2
-    """This host does not even try."""
+    NOBODY = 0  # the host answers, and no server listens
+    SILENCE = 1  # the host does not answer: it is off, on its way up, or behind something that drops packets
+    NO_WAY = 2  # this host does not even try
 
     @classmethod
     def of(cls, exc: OSError) -> _Met:

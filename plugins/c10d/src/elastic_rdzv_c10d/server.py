@@ -33,8 +33,7 @@ _READY = b"r"
 
 CONNECTIONS_PER_NODE = 4
 """Connections that a node has to the store: those of its reader, its writer and its heartbeat, and its first one."""
-OTHER_FILES = 32
-"""Open files of the store's process that are no node's connection, at most."""
+OTHER_FILES = 32  # open files of the store's process that are no node's connection, at most
 
 
 def open_files_needed(nodes: int) -> int:
@@ -43,12 +42,7 @@ def open_files_needed(nodes: int) -> int:
 
 
 def limit_warning(max_nodes: int, hard_limit: int) -> StoreWarning | None:
-    """Why a job of ``max_nodes`` nodes is too large for the open files that the store's process may have; None if not.
-
-    Args:
-        max_nodes: The most nodes of the job.
-        hard_limit: The hard limit of RLIMIT_NOFILE, to which the store's process raises its own.
-    """
+    """Return a warning if the store's process may not open enough files for a job of ``max_nodes`` nodes."""
     needed = open_files_needed(max_nodes)
     if hard_limit == resource.RLIM_INFINITY or needed <= hard_limit:
         return None

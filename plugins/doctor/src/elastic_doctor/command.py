@@ -42,8 +42,7 @@ TAKEN = (
 )
 """The flags of ``elastic run`` that say where and how nodes meet."""
 SEVERAL = NodeRange(1, 2)
-WIDEST = 120
-"""Columns that lines have at most, on a terminal."""
+WIDEST = 120  # columns that lines have at most, on a terminal
 
 
 class DoctorCommand(FlagCommand):

@@ -9,11 +9,11 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple
 
 from elastic_core.config import Timing
 from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousError
@@ -26,39 +26,45 @@ from elastic_doctor.findings import Finding, State, ok, refused, skipped, warnin
 
 ANSWER = 3.0
 """Seconds for which anything that has to be answered may keep this process waiting, before it counts as hanging."""
-IMPORT = 120.0
-"""The same for ``import torch``, which may come from a slow network mount."""
+IMPORT = 120.0  # the same for ``import torch``, which may come from a slow network mount
 
 OF_STORE = ("connect", "connections", "roster", "ledger", "waiting", "isolation", "heartbeat time", "wake-up time")
 _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
 """Variables that torch reads, so that it starts no thread before a store is forked, and prints nothing."""
 
 
-class Listener(Protocol):
-    """The observer of an examination while it goes on."""
+class Step(NamedTuple):
+    """The next step of an examination."""
 
-    def at(self, check: str, during: str, limit: float) -> None:
-        """Set what is tried next, as ``during`` of a check, and how many seconds it may take."""
+    check: str
+    during: str
+    limit: float  # seconds that it may take
+    leaves: bool  # true if traces would stay in the store if the process were killed from now on
 
-    def found(self, finding: Finding) -> None:
-        """Report that a check has ended."""
 
-    def made(self, leaves: bool) -> None:
-        """Set whether traces would be left in the store if this process were killed from now on."""
+class Report:
+    """The way from an examination to its watcher: ``send`` takes each step and each finding."""
+
+    def __init__(self, send: Callable[[Step | Finding], None]) -> None:
+        self.send = send
+        self.leaves = False
+        self.last = Step("doctor", "", ANSWER, leaves=False)
+
+    def at(self, check: str, during: str = "", limit: float = ANSWER) -> None:
+        """Announce what is tried next."""
+        self.last = Step(check, during, limit, self.leaves)
+        self.send(self.last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """The subject of an examination: a backend and its parameters, as ``elastic run`` would pass them."""
 
-    plugins: Plugins
-    """With the backend registered."""
+    plugins: Plugins  # with the backend registered
     options: RendezvousOptions
-    params: RendezvousParameters
-    """Its run id is the trial's."""
+    params: RendezvousParameters  # its run id is the trial's
     timing: Timing
-    source: str
-    """The distribution that the backend is from, with its version; '' for none."""
+    source: str  # the distribution that the backend is from, with its version; '' for none
     needs_torch: bool = False
 
     @property
@@ -96,22 +102,22 @@ def needs_torch(backend: str, catalogue: Catalogue) -> bool:
     return any(re.match(r"torch\b(?!-)", line) and "extra" not in line for line in needed)
 
 
-def examine(subject: Subject, listener: Listener) -> None:
+def examine(subject: Subject, report: Report) -> None:
     """Do all of it; what cannot be known is said, too."""
     fine = True
     for name, check, limit in host_checks(subject):
-        listener.at(name, "", limit)
+        report.at(name, limit=limit)
         finding = _tried(name, check)
-        listener.found(finding)
+        report.send(finding)
         fine = fine and not (finding.state is State.WRONG and name in ("endpoint", "torch"))
         if not fine and name == "endpoint":
             break  # the address and the names stand on it
     if not fine:
-        listener.found(skipped("store", "not tried: what is wrong above comes first"))
+        report.send(skipped("store", "not tried: what is wrong above comes first"))
     elif subject.options.handler:
-        _examine_handler(subject, listener)
+        _examine_handler(subject, report)
     else:
-        examine_store(subject, listener)
+        examine_store(subject, report)
 
 
 def host_checks(subject: Subject) -> list[tuple[str, Callable[[], Finding], float]]:
@@ -152,37 +158,70 @@ def check_torch(subject: Subject) -> Finding:
     return ok("torch", f"torch {version}, which the {backend} backend needs; imported in {_since(began)}")
 
 
-def examine_store(subject: Subject, listener: Listener) -> None:
+def examine_store(subject: Subject, report: Report) -> None:
     """Connect, and try every operation; leave nothing."""
     with ExitStack() as stack:
         try:
-            listener.at("connect", "", ANSWER)
+            report.at("connect")
             began = time.monotonic()
             first = subject.plugins.make_rendezvous(subject.params)
         except ElasticError as exc:
-            listener.found(_no_connection(subject, exc))
-            _skip(OF_STORE[1:], listener)
+            report.send(_no_connection(subject, exc))
+            _skip(OF_STORE[1:], report)
             return
         stack.callback(first.close)
         own = first.embedded and first.hosting
-        listener.made(not own)
-        listener.found(_connected(subject, first, _since(began)))
+        report.leaves = not own
+        report.at("connect")
+        report.send(_connected(subject, first, _since(began)))
         for found in first.warnings:
-            listener.found(warning("store", found.message, found.hint))
-        trial = _Trial(subject, first, listener)
+            report.send(warning("store", found.message, found.hint))
         try:
-            for finding in trial.findings():
-                listener.found(finding)
+            _try_operations(subject, first, report)
         finally:
-            listener.at("traces", "", ANSWER)
+            check, during, *_ = report.last
+            written = check not in OF_STORE[:3] or during not in ("", "connect", "enter")
+            with contextlib.suppress(BrokenPipeError):  # the watcher was killed
+                report.at("traces")
             traces = erase(subject, first)
-            if traces.state is State.OK:
-                listener.made(False)
+            report.leaves = report.leaves and traces.state is not State.OK
+            with contextlib.suppress(BrokenPipeError):
+                report.at("traces")
         if own:
             traces = ok("traces", "none: the store was this doctor's own, and ends with it")
-        if trial.written or traces.state is State.OK:
-            listener.found(traces)
-        listener.made(False)
+        if written or traces.state is State.OK:
+            report.send(traces)
+        report.leaves = False
+        report.at("traces")
+
+
+def _try_operations(subject: Subject, first: RendezvousBackend, report: Report) -> None:
+    """Try each over a first connection and more, up to the first that is wrong."""
+    check = OF_STORE[1]
+
+    def at(during: str) -> None:
+        report.at(check, during)
+
+    with ExitStack() as stack:
+        try:
+            at("connect")
+            second = first.connect()
+            stack.callback(second.close)
+            report.send(ok(check, "a second connection is made beside the first"))
+            checks: dict[str, Callable[[], Finding]] = {
+                "roster": lambda: store.check_roster(first, second, at),
+                "ledger": lambda: store.check_ledger(first, second, at),
+                "waiting": lambda: store.check_wake_up(first, second, at),
+                "isolation": lambda: _isolation(subject, first, at),
+                "heartbeat time": lambda: speed.measure_heartbeats(first, subject.timing, at),
+                "wake-up time": lambda: speed.measure_wake_ups(first, second, at),
+            }
+            for name, look in checks.items():
+                check = name
+                report.send(look())
+        except ElasticError as exc:
+            report.send(refused(check, exc, report.last.during))
+            _skip(OF_STORE[OF_STORE.index(check) + 1 :], report)
 
 
 def erase(subject: Subject, store: RendezvousBackend) -> Finding:
@@ -198,52 +237,6 @@ def erase(subject: Subject, store: RendezvousBackend) -> Finding:
         seen = f"a few small keys stay in the store, as job {job!r}: this backend cannot delete a job"
         return warning(name, seen, "They do no harm; delete them as you delete those of finished jobs.")
     return ok(name, "none: all that was tried is deleted from the store")
-
-
-class _Trial:
-    """The operations, tried over a first connection and more.
-
-    Args:
-        subject: Whose.
-        first: The first connection.
-        listener: Told what is tried.
-    """
-
-    def __init__(self, subject: Subject, first: RendezvousBackend, listener: Listener) -> None:
-        self._subject, self._first, self._listener = subject, first, listener
-        self._name, self._during = OF_STORE[1], ""
-
-    @property
-    def written(self) -> bool:
-        """Return True if the store has taken anything."""
-        return self._name not in OF_STORE[:3] or self._during not in ("", "connect", "enter")
-
-    def findings(self) -> Iterator[Finding]:
-        """Yield what comes of each, up to the first that is wrong."""
-        first, timing = self._first, self._subject.timing
-        with ExitStack() as stack:
-            try:
-                self._at("connect")
-                second = first.connect()
-                stack.callback(second.close)
-                yield ok(self._name, "a second connection is made beside the first")
-                checks: dict[str, Callable[[], Finding]] = {
-                    "roster": lambda: store.check_roster(first, second, self._at),
-                    "ledger": lambda: store.check_ledger(first, second, self._at),
-                    "waiting": lambda: store.check_wake_up(first, second, self._at),
-                    "isolation": lambda: _isolation(self._subject, first, self._at),
-                    "heartbeat time": lambda: speed.measure_heartbeats(first, timing, self._at),
-                    "wake-up time": lambda: speed.measure_wake_ups(first, second, self._at),
-                }
-                for self._name, check in checks.items():
-                    yield check()
-            except ElasticError as exc:
-                yield refused(self._name, exc, self._during)
-                _skip(OF_STORE[OF_STORE.index(self._name) + 1 :], self._listener)
-
-    def _at(self, during: str) -> None:
-        self._during = during
-        self._listener.at(self._name, during, ANSWER)
 
 
 def _isolation(subject: Subject, first: RendezvousBackend, at: store.At) -> Finding:
@@ -285,15 +278,19 @@ def _no_connection(subject: Subject, error: ElasticError) -> Finding:
     )
 
 
-def _examine_handler(subject: Subject, listener: Listener) -> None:
+def _examine_handler(subject: Subject, report: Report) -> None:
     """Examine what can be known of a handler without joining with it."""
     endpoint = subject.params.endpoint
     port = re.search(r":(\d+)/?$", endpoint.partition(",")[0])
     name = endpoint_host(endpoint)
     if name is not None and port is not None:
-        listener.at("listener", "", ANSWER)
-        listener.found(check_listener(name, int(port[1])))
-    listener.found(_is_handler(subject))
+        report.at("listener")
+        report.send(check_listener(name, int(port[1])))
+    seen = (
+        f"{subject.params.backend} is a rendezvous handler of others, which does its work in one call that joins a "
+        f"job. Without joining, these cannot be tried: {', '.join(OF_STORE)}"
+    )
+    report.send(skipped("store", seen))
 
 
 def check_listener(name: str, port: int) -> Finding:
@@ -307,17 +304,9 @@ def check_listener(name: str, port: int) -> Finding:
     return ok("listener", f"a server takes connections at {where}")
 
 
-def _is_handler(subject: Subject) -> Finding:
-    return skipped(
-        "store",
-        f"{subject.params.backend} is a rendezvous handler of others, which does its work in one call that joins a "
-        f"job. Without joining, these cannot be tried: {', '.join(OF_STORE)}",
-    )
-
-
-def _skip(names: Sequence[str], listener: Listener) -> None:
+def _skip(names: Sequence[str], report: Report) -> None:
     if names:
-        listener.found(skipped("the rest", f"not tried: {', '.join(names)}"))
+        report.send(skipped("the rest", f"not tried: {', '.join(names)}"))
 
 
 def _with_address(told: tuple[str, str, str | None], check: Callable[[str], Finding]) -> Finding:

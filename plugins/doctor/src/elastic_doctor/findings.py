@@ -15,29 +15,21 @@ class State(str, enum.Enum):
     """The outcome of a check."""
 
     OK = "ok"
-    WARNING = "warning"
-    """A job can run, and may meet trouble."""
-    WRONG = "wrong"
-    """A job cannot run so."""
-    SKIPPED = "skipped"
-    """It could not be tried, and why is said."""
+    WARNING = "warning"  # a job can run, and may meet trouble
+    WRONG = "wrong"  # a job cannot run so
+    SKIPPED = "skipped"  # it could not be tried, and why is said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One check's outcome. No text of it shows a password."""
 
-    name: str
-    """The check's, in a word or two."""
+    name: str  # the check's, in a word or two
     state: State
-    seen: str
-    """The observation, in one line."""
-    advice: str | None = None
-    """The advice; None where nothing needs to be done."""
-    exit_code: int = ExitCode.SUCCESS
-    """The exit code of a run that meets this; 0 unless it is wrong."""
-    measured: Mapping[str, float] = field(default_factory=dict)
-    """Figures by name, which ends in the unit."""
+    seen: str  # the observation, in one line
+    advice: str | None = None  # the advice; None where nothing needs to be done
+    exit_code: int = ExitCode.SUCCESS  # the exit code of a run that meets this; 0 unless it is wrong
+    measured: Mapping[str, float] = field(default_factory=dict)  # figures by name, which ends in the unit
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seen", _one_line(self.seen))

@@ -29,16 +29,14 @@ from elastic_core.protocol import Versions
 from elastic_doctor.findings import Finding, ok, warning, wrong
 from elastic_doctor.store import PATIENCE
 
-SLOW = 1.0
-"""Seconds after which a resolver's answer counts as slow."""
+SLOW = 1.0  # seconds after which a resolver's answer counts as slow
 LEAST_SHM = 1 << 30
 """Bytes of /dev/shm below which training scripts commonly run out of it. (Docker gives 64 MiB.)"""
 LEAST_FILES = 1024
 """Open files below which an agent with eight workers, or a store's host, commonly runs out of them."""
 
 _MASTER_ADDR = "MASTER_ADDR"
-_SIOCGIFADDR = 0x8915
-"""Asks for an interface's address (netdevice(7))."""
+_SIOCGIFADDR = 0x8915  # asks for an interface's address (netdevice(7))
 _T = TypeVar("_T")
 
 
@@ -63,14 +61,7 @@ def check_endpoint(endpoint: str) -> Finding:
 
 
 def check_address(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> Finding:
-    """Check that other nodes can reach this one at the address of ``elastic run``: look it up, listen, connect.
-
-    Args:
-        endpoint: As the user typed it.
-        form: The endpoint's form, as the backend declares it.
-        local_addr: ``--local_addr``.
-        single_node: Whether no other node can join.
-    """
+    """Check that other nodes can reach this one at the address of ``elastic run``: look it up, listen, connect."""
     name = "address"
     try:
         address = bounded(lambda: advertised_address(endpoint, form, local_addr, single_node=single_node))
@@ -94,12 +85,7 @@ def check_address(endpoint: str, form: str, local_addr: str | None, *, single_no
 
 
 def check_host_name(address: str, environ: Mapping[str, str]) -> Finding:
-    """Return what this host's own name is here: gloo tells it, looked up, to the workers of other nodes.
-
-    Args:
-        address: What other nodes are told.
-        environ: What workers inherit.
-    """
+    """Return what this host's own name is here: gloo tells it, looked up, to the workers of other nodes."""
     name, host = "host name", host_name()
     if _is_loopback(address):
         return ok(name, host)

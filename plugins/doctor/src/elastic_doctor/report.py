@@ -36,9 +36,7 @@ def section(finding: Finding) -> str:
 def line(finding: Finding, width: int | None = None) -> str:
     """One finding: its state, its name, what was seen, and below it what to do.
 
-    Args:
-        finding: Which.
-        width: Columns to wrap at; None for one line each, however long.
+    ``width`` is in columns; None for one line each, however long.
     """
     state = click.style(f"{finding.state.value:{STATE_WIDTH}}", fg=COLOURS[finding.state])
     lines = _wrapped(finding.seen, "", width)

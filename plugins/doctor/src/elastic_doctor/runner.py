@@ -16,7 +16,6 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeAlias
@@ -24,66 +23,23 @@ from typing import TypeAlias
 from elastic_core.errors import ElasticError, in_one_line
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous import RendezvousBackend
-from elastic_doctor.examination import ANSWER, IMPORT, Listener, Subject, erase, examine
+from elastic_doctor.examination import ANSWER, IMPORT, Report, Step, Subject, erase, examine
 from elastic_doctor.findings import Finding, State, warning, wrong
 
-GRACE = 1.0
-"""Seconds that a process which is told to end gets to clean up after itself."""
-TICK = 0.1
-"""Seconds between two looks at one that says nothing."""
-FOR_EVER = 600
-"""Seconds after which a fork whose watching process is gone ends."""
+GRACE = 1.0  # seconds that a process which is told to end gets to clean up after itself
+TICK = 0.1  # seconds between two looks at one that says nothing
+FOR_EVER = 600  # seconds after which a fork whose watching process is gone ends
 
-Examine: TypeAlias = Callable[[Subject, Listener], None]
+Examine: TypeAlias = Callable[[Subject, Report], None]
 _fork = multiprocessing.get_context("fork")
 
 
 class Signalled(BaseException):
-    """A signal told the process to end.
-
-    Attributes:
-        signum: By which signal.
-    """
+    """A signal told the process to end."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
         self.signum = signum
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    check: str
-    during: str
-    limit: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaves:
-    leaves: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    pass
-
-
-class _PipeListener:
-    """The listener in the process that is watched."""
-
-    def __init__(self, line: Connection) -> None:
-        self._line = line
-
-    def at(self, check: str, during: str, limit: float) -> None:
-        """Tell what is tried."""
-        self._line.send(_Step(check, during, limit))
-
-    def found(self, finding: Finding) -> None:
-        """Tell what came of it."""
-        self._line.send(finding)
-
-    def made(self, leaves: bool) -> None:
-        """Tell whether something would be left."""
-        self._line.send(_Leaves(leaves))
 
 
 def examine_in_process(subject: Subject, examining: Examine = examine) -> Generator[Finding, None, None]:
@@ -99,32 +55,27 @@ def examine_in_process(subject: Subject, examining: Examine = examine) -> Genera
             yield from watched.findings()
         except BaseException:
             watched.stop()
-            if watched.leaves:
+            if watched.at.leaves:
                 _erase_traces(subject)
             raise
         watched.join()
-        if watched.leaves:
+        if watched.at.leaves:
             yield _erase_traces(subject)
 
 
 class _Watched:
-    """The process, from its start to its end."""
-
     def __init__(self, subject: Subject, body: Examine) -> None:
         self._line, theirs = _fork.Pipe(duplex=False)
         self._process = _fork.Process(target=_body, args=(subject, body, theirs, self._line), daemon=False)
         self._process.start()
         theirs.close()
-        self._at = _Step("doctor", "", ANSWER)
-        self.leaves = False
-        """True if it would have left traces when it last reported."""
+        self.at = Step("doctor", "", ANSWER, leaves=False)  # the step that it was at when it last reported
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what it finds, and that it hangs or dies if it does."""
         waited = _Waited(self._process.pid or 0)
         while True:
             if not self._line.poll(TICK):
-                if waited.seconds() > self._at.limit:
+                if waited.seconds() > self.at.limit:
                     self._process.kill()
                     yield self._hangs()
                     return
@@ -132,16 +83,14 @@ class _Watched:
             try:
                 message = self._line.recv()
             except EOFError:
-                yield self._died()
+                self._process.join()
+                if self._process.exitcode:
+                    yield self._died(self._process.exitcode)
                 return
             if isinstance(message, Finding):
                 yield message
-            elif isinstance(message, _Step):
-                self._at, waited = message, _Waited(self._process.pid or 0)
-            elif isinstance(message, _Leaves):
-                self.leaves = message.leaves
             else:
-                return
+                self.at, waited = message, _Waited(self._process.pid or 0)
 
     def stop(self) -> None:
         """End it; first it may clean up after itself."""
@@ -149,8 +98,8 @@ class _Watched:
         deadline = time.monotonic() + GRACE
         with contextlib.suppress(EOFError, OSError):
             while self._line.poll(max(0.0, deadline - time.monotonic())):
-                if isinstance(message := self._line.recv(), _Leaves):
-                    self.leaves = message.leaves
+                if isinstance(message := self._line.recv(), Step):
+                    self.at = message
         self.join(0)
 
     def join(self, grace: float = GRACE) -> None:
@@ -160,21 +109,19 @@ class _Watched:
         self._process.join()
 
     def _hangs(self) -> Finding:
-        at = self._at
-        what = f"{at.during}: " if at.during else ""
-        seen = f"{what}nothing that the backend understands has come back within {at.limit:g} s"
+        what = f"{self.at.during}: " if self.at.during else ""
+        seen = f"{what}nothing that the backend understands has come back within {self.at.limit:g} s"
         advice = (
             "If something else listens at the endpoint, name another port. Else the store hangs, or a firewall "
             "swallows what is sent."
         )
-        return wrong(at.check, seen, advice)
+        return wrong(self.at.check, seen, advice)
 
-    def _died(self) -> Finding:
-        self._process.join()
-        code = self._process.exitcode
-        seen = f"the process that tried it is gone, with exit code {code}{'' if not self._at.during else ', at '}"
+    def _died(self, code: int) -> Finding:
+        during = f", at {self.at.during}" if self.at.during else ""
+        seen = f"the process that tried it is gone, with exit code {code}{during}"
         advice = "What it said, if anything, is above; a client library may have crashed. Please report it."
-        return wrong(self._at.check, f"{seen}{self._at.during}", advice, ExitCode.INTERNAL)
+        return wrong(self.at.check, seen, advice, ExitCode.INTERNAL)
 
 
 class _Waited:
@@ -219,15 +166,15 @@ def _erase_traces(subject: Subject) -> Finding:
     return warning("traces", seen, "It does no harm; delete it once the store answers.")
 
 
-def _erase(subject: Subject, listener: Listener) -> None:
+def _erase(subject: Subject, report: Report) -> None:
     found = []
     for params in (subject.stranger, subject.params):
-        listener.at("traces", "", IMPORT if subject.needs_torch else ANSWER)
+        report.at("traces", limit=IMPORT if subject.needs_torch else ANSWER)
         made = subject.plugins.make_rendezvous(params)
         if isinstance(made, RendezvousBackend):
             with closing(made):
                 found.append(erase(subject, made))
-    listener.found(found[-1])
+    report.send(found[-1])
 
 
 def _body(subject: Subject, body: Examine, line: Connection, watcher: Connection) -> None:
@@ -237,20 +184,17 @@ def _body(subject: Subject, body: Examine, line: Connection, watcher: Connection
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     signal.alarm(FOR_EVER)
-    told = _PipeListener(line)
+    report = Report(line.send)
     try:
-        body(subject, told)
-        line.send(_End())
+        body(subject, report)
     except BrokenPipeError:  # the watching process is gone; all is cleaned up by now
         return
     except ElasticError as exc:
-        told.found(wrong("doctor", in_one_line(exc), exc.hint, exc.exit_code))
-        line.send(_End())
+        report.send(wrong("doctor", in_one_line(exc), exc.hint, exc.exit_code))
     except Exception as exc:
         traceback.print_exc()
         advice = "This is a defect of Elastic or of the backend. Please report it with the lines above."
-        told.found(wrong("doctor", in_one_line(exc), advice, ExitCode.INTERNAL))
-        line.send(_End())
+        report.send(wrong("doctor", in_one_line(exc), advice, ExitCode.INTERNAL))
 
 
 @contextlib.contextmanager

@@ -14,10 +14,8 @@ from elastic_core.rendezvous import Cursor, Link, RendezvousBackend
 from elastic_doctor.findings import Finding, ok, warning, wrong
 from elastic_doctor.store import OTHER, PATIENCE, At, Waiter
 
-HEARTBEATS, WAKE_UPS = 20, 10
-"""The most that are measured."""
-ENOUGH = 2.0
-"""Seconds after which no further one is begun."""
+HEARTBEATS, WAKE_UPS = 20, 10  # the most that are measured
+ENOUGH = 2.0  # seconds after which no further one is begun
 
 
 def measure_heartbeats(store: RendezvousBackend, timing: Timing, at: At) -> Finding:

@@ -16,19 +16,16 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend, RosterRow
 from elastic_doctor.findings import Finding, ok
 
-At: TypeAlias = Callable[[str], None]
-"""Told what is tried next, which from then on has its own time to answer."""
+At: TypeAlias = Callable[[str], None]  # told what is tried next, which from then on has its own time to answer
 
 NODE, OTHER = "doctor-1", "doctor-2"
 PATIENCE = 2.0
 """Seconds that a wake-up may take, and an answer of a backend that can be told so: by then it has its own words, before
 it is taken for one that hangs."""
 
-FALLS_ASLEEP = 0.01
-"""Seconds for a waiter to fall asleep, so that it has to be woken."""
+FALLS_ASLEEP = 0.01  # seconds for a waiter to fall asleep, so that it has to be woken
 
-GRACE = 0.2
-"""Seconds for which a wait that is over may take to say so."""
+GRACE = 0.2  # seconds for which a wait that is over may take to say so
 
 _FIRST, _SECOND = Link(1, "doctor-first"), Link(2, "doctor-second")
 _HINT = (
@@ -106,13 +103,7 @@ def check_isolation(store: RendezvousBackend, stranger: RendezvousBackend, at: A
 
 
 class Waiter:
-    """A waiter on a thread, with a connection that is used for nothing else meanwhile.
-
-    Args:
-        store: The connection.
-        cursor: Where they are.
-        roster: Whether they wait for the roster, too.
-    """
+    """A waiter on a thread, with a connection that is used for nothing else meanwhile."""
 
     def __init__(self, store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> None:
         self._store, self._cursor, self._roster = store, cursor, roster

@@ -8,7 +8,8 @@ General layout, from the command line down to the wire:
 * ``backend``: roster and ledger on API v3: one transaction for each thing that must not come apart.
 * ``backend_v2``: the same on API v2, which changes one key at a time.
 * ``records``: the names of the keys, and the bytes that they hold.
-* ``cluster`` and ``client``: one connection to whichever member answers, with every wait bounded.
+* ``connection``: one connection to whichever member answers, with every wait bounded; ``client`` and ``cluster``: one
+  over API v3.
 * ``members``: where the members are, for all connections of an agent. ``history``: how fast heartbeats fill the history
   that etcd keeps.
 * ``gateway``: one socket to one member: JSON out, JSON or a stream of it back. ``refusals`` reads the members' errors.

@@ -76,21 +76,13 @@ class Made:
 class Common:
     """The shared state of the connections of one agent."""
 
-    made: dict[str, Made] = field(default_factory=dict)
-    """The rows that it has entered or amended."""
+    made: dict[str, Made] = field(default_factory=dict)  # the rows that it has entered or amended
     renew_at: float = field(default_factory=lambda: time.monotonic() + RENEW)
     """When its next heartbeat renews the job's lease."""
 
 
 class EtcdBackend(RendezvousBackend):
     """One connection to one job's keys.
-
-    Args:
-        cluster: The members.
-        run_id: Which job.
-        sidecar: The etcd that this agent started for itself, if it did; ended with this object.
-        embedded: Whether the store is that of an agent.
-        common: What it shares with the agent's other connections.
 
     Raises:
         RendezvousConnectionError: No member answers, or none lets us in.
@@ -147,7 +139,6 @@ class EtcdBackend(RendezvousBackend):
             self.warnings = (*self.warnings, found)
 
     def _compacted(self) -> bool:
-        """Return True if the first revisions are gone."""
         try:
             self._client.call(RANGE, {**_range(self._keys.head), "revision": "2"})
         except RendezvousStateError as exc:

@@ -55,16 +55,11 @@ from elastic_rdzv_etcd.records import EXPIRY, READER, RENEW
 _NO_DIRECTORY = "Not a file"
 """The internal error with which etcd 3.5 answers a change of the time that a directory has to live."""
 
-Found = tuple[str, int]
-"""A key's value, and the revision at which it was written."""
+Found = tuple[str, int]  # a key's value, and the revision at which it was written
 
 
 class EtcdV2Backend(RendezvousBackend):
     """One connection to one job's keys.
-
-    Args:
-        members: The cluster.
-        run_id: Which job.
 
     Raises:
         RendezvousConnectionError: No member answers, or none lets us in or serves API v2.
@@ -326,7 +321,6 @@ def _name(name: str) -> str:
 
 
 def _id(name: str) -> str:
-    """Return the name that :func:`_name` made this from."""
     return unquoted(name[1:].replace("=", "%").encode())
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -20,13 +18,12 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_rdzv_etcd.client import ATTEMPT, LET_GO, PAUSE
+from elastic_rdzv_etcd.connection import ATTEMPT, Connection
 from elastic_rdzv_etcd.endpoint import Site
-from elastic_rdzv_etcd.gateway import hung_up
+from elastic_rdzv_etcd.gateway import Unreachable, hung_up
 from elastic_rdzv_etcd.members import Members
 
-NO_V2 = "404 page not found"
-"""The answer of a member that does not serve API v2."""
+NO_V2 = "404 page not found"  # the answer of a member that does not serve API v2
 
 logging.getLogger("etcd").propagate = False  # it logs every error that we report, and some that we do not
 
@@ -80,31 +77,17 @@ def _pools(opened: Callable[[socket.socket], None]) -> dict[str, type[HTTPConnec
     return {"http": PlainPool, "https": SecuredPool}
 
 
-class ClientV2:
-    """One connection to whichever member answers. What it is asked to do must bear to be done twice.
+class ClientV2(Connection):
+    """One connection to whichever member answers. What it is asked to do must bear to be done twice."""
 
-    Args:
-        members: The cluster.
-    """
+    asks_only_member_once = False
 
     def __init__(self, members: Members) -> None:
-        self.members = members
+        super().__init__(members)
         self._client: _Client | None = None
-        self._site: Site | None = None
-        self._served = False
-        """True once a member has answered here."""
+        self._leads_to: Site | None = None
+        self._served = False  # true once a member has answered here
         self._sockets: list[socket.socket] = []
-        self._lock = threading.Lock()
-        self._using = threading.Lock()
-        self._closed = threading.Event()
-
-    def close(self) -> None:
-        """Close the connection; a question in another thread ends with an error. May be repeated."""
-        self._closed.set()
-        self._hang_up()
-        if self._using.acquire(timeout=LET_GO):  # else the thread that uses it drops it
-            self._drop()
-            self._using.release()
 
     def call(self, ask: Callable[[Any], _T], *, reaching: bool = False, once: bool = False) -> _T:
         """Return the answer of the first member that gives one.
@@ -119,57 +102,32 @@ class ClientV2:
             RendezvousConnectionError: No member answered in time, or none lets us in, or this connection is closed.
             RendezvousStateError: They refuse it for what it is.
         """
-        with self._using:
-            try:
-                return self._somewhere(ask, reaching=reaching, once=once)
-            finally:
-                if self._closed.is_set():
-                    self._drop()
 
-    def _somewhere(self, ask: Callable[[Any], _T], *, reaching: bool, once: bool) -> _T:
-        began = time.monotonic()
-        budget = self.members.options.connect_timeout if reaching else self.members.options.read_timeout
-        deadline = began + budget
-        failures: dict[Site, _Failed] = {}
-        while True:
-            sites = self.members.sites()
-            for number, site in enumerate(sites):
-                share = max(0.0, deadline - time.monotonic()) / (len(sites) - number)
-                if share <= 0 and failures:
-                    raise self._failed(failures, time.monotonic() - began)
-                try:
-                    with self._reported(site):
-                        answer = ask(self._at(site, min(ATTEMPT, max(share, PAUSE))))
-                    self.members.answered(site)
-                    self._served = True
-                    return answer
-                except _Failed as failed:
-                    self._drop()
-                    if self._closed.is_set():
-                        raise self._is_closed() from failed
-                    failures[site] = failed
-                    if once:
-                        raise self._failed(failures, time.monotonic() - began) from failed
-            spent = time.monotonic() - began
-            enough = reaching and spent >= self.members.options.listen_timeout
-            if spent >= budget or all(site in failures and failures[site].is_final(enough=enough) for site in sites):
-                raise self._failed(failures, spent)
-            if self._closed.wait(PAUSE):
-                raise self._is_closed()
+        def ask_member(site: Site, timeout: float) -> _T:
+            with self._reported(site):
+                answer = ask(self._at(site, timeout))
+            self._served = True
+            return answer
+
+        return self._ask_any(ask_member, reaching=reaching, once=once)
+
+    @property
+    def _site(self) -> Site | None:
+        return self._leads_to
 
     def _at(self, site: Site, timeout: float) -> _Client:
-        if self._client is None or self._site != site:
+        if self._client is None or self._leads_to != site:
             self._drop()
-            self._client, self._site = _Client(site, self.members, self._opened), site
+            self._client, self._leads_to = _Client(site, self._members, self._opened), site
         self._client._read_timeout = timeout  # python-etcd has no other way to change it
-        if self._closed.is_set():
-            raise _Failed("this connection is closed")
+        if self.closed:
+            raise Unreachable("this connection is closed")
         return self._client
 
     def _opened(self, connection: socket.socket) -> None:
         with self._lock:
             self._sockets.append(connection)
-        if self._closed.is_set():
+        if self.closed:
             self._hang_up()
 
     def _hang_up(self) -> None:
@@ -183,7 +141,7 @@ class ClientV2:
         if self._client is not None:
             self._client.http.clear()
         with self._lock:
-            self._client, self._site = None, None
+            self._client, self._leads_to = None, None
             for connection in self._sockets:
                 connection.close()
             self._sockets.clear()
@@ -191,7 +149,7 @@ class ClientV2:
     @contextlib.contextmanager
     def _reported(self, site: Site) -> Iterator[None]:
         """Yield what python-etcd raises and is no answer, as errors of ours."""
-        user = self.members.options.user
+        user = self._members.options.user
         try:
             yield
         except (etcd.EtcdKeyError, etcd.EtcdCompareFailed, etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
@@ -205,7 +163,7 @@ class ClientV2:
                 lasting=True,
             ) from exc
         except etcd.EtcdConnectionFailed as exc:
-            raise _Failed(
+            raise Unreachable(
                 _reason(exc.cause, site, served=self._served), final=_untrusted(exc.cause), mute=_is_mute(exc.cause)
             ) from exc
         except etcd.EtcdException as exc:
@@ -218,36 +176,7 @@ class ClientV2:
                 ) from exc
             if isinstance(exc, etcd.EtcdValueError | etcd.EtcdRootReadOnly):
                 raise RendezvousStateError(f"etcd at {site} refuses what it was asked: {_text(exc)}.") from exc
-            raise _Failed(_text(exc)) from exc  # an election, a restart, an answer cut off
-
-    def _is_closed(self) -> RendezvousConnectionError:
-        return RendezvousConnectionError(f"This connection to etcd at {self.members} is closed.")
-
-    def _failed(self, failures: dict[Site, _Failed], seconds: float) -> RendezvousConnectionError:
-        said = "; ".join(f"{site}: {reason}" for site, reason in failures.items())
-        return RendezvousConnectionError(
-            f"No etcd answers, after {seconds:.1f} s: {said}.",
-            hint="Check the endpoints, the network, and whether most members of the cluster are up.",
-            lasting=all(failed.final for failed in failures.values()),
-        )
-
-
-class _Failed(Exception):
-    """A member that did not answer.
-
-    Args:
-        reason: Why, in a few words.
-        final: Whether trying again is of no use.
-        mute: Whether no server took the connection, or the server closed it.
-    """
-
-    def __init__(self, reason: str, *, final: bool = False, mute: bool = False) -> None:
-        super().__init__(reason)
-        self.final, self.mute = final, mute
-
-    def is_final(self, *, enough: bool) -> bool:
-        """Return True if no further try is due, where the time for members that do not answer is up or not."""
-        return self.final or (enough and self.mute)
+            raise Unreachable(_text(exc)) from exc  # an election, a restart, an answer cut off
 
 
 def _text(exc: BaseException) -> str:

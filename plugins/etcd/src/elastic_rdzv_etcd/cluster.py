@@ -43,10 +43,7 @@ class Cluster(Members):
     def another_token(self, gateway: Gateway, timeout: float, worn_out: str | None) -> str | None:
         """Return a token newer than ``worn_out``, asked for unless there is one; None where none is needed.
 
-        Args:
-            gateway: Whom to ask.
-            timeout: Seconds that the answer may take.
-            worn_out: The one that a member has refused; None where it was given none, and wants one.
+        ``worn_out`` is the token that a member has refused; None where it was given none, and wants one.
 
         Raises:
             Refusal: The member does not let us in.

@@ -45,6 +45,10 @@ class Unreachable(Exception):
         super().__init__(reason)
         self.reason, self.final, self.mute = reason, final, mute
 
+    def is_final(self, *, enough: bool) -> bool:
+        """Return True if no further try is due, where the time for members that do not answer is up or not."""
+        return self.final or (enough and self.mute)
+
 
 def hung_up(site: Site) -> str:
     """Why a member may hang up before it has said anything, for the end of a message."""
@@ -71,11 +75,6 @@ class _AtOnce(http.client.HTTPConnection):
 class Gateway:
     """A connection.
 
-    Args:
-        site: Whose.
-        context: How to speak TLS, for a site that wants it.
-        timeout: Seconds that connecting may take.
-
     Raises:
         Unreachable: No server listens there, or it does not speak as it must (TLS, HTTP).
     """
@@ -86,8 +85,7 @@ class Gateway:
         self._http = _AtOnce(site.endpoint.host, site.endpoint.port)
         self._http.sock = self._socket
         self._http.auto_open = 0  # a connection that broke stays broken
-        self._doubt = hung_up(site)
-        """Why there may be no answer, as long as there was none."""
+        self._doubt = hung_up(site)  # why there may be no answer, as long as there was none
 
     def close(self) -> None:
         """Close the connection; whatever waits for an answer in another thread ends with :class:`Unreachable`."""
@@ -103,12 +101,6 @@ class Gateway:
 
     def post(self, path: str, body: bytes, token: str | None, timeout: float) -> dict[str, Any]:
         """Ask, and read the answer.
-
-        Args:
-            path: Such as ``/v3/kv/txn``.
-            body: JSON.
-            token: The token of the user; None where no password is asked for.
-            timeout: Seconds that the answer may keep us waiting at a time.
 
         Raises:
             Refusal: The member does not do it.

@@ -9,10 +9,8 @@ BYTES_PER_HEARTBEAT = 200
 DEFAULT_QUOTA = 2 << 30
 """Bytes after which etcd takes no more writes, unless ``--quota-backend-bytes`` says otherwise
 (https://etcd.io/docs/latest/op-guide/maintenance/#space-quota)."""
-YOUNG = 1000
-"""Revisions below which a history that was never compacted is no finding."""
-LEAST_DAYS = 30.0
-"""Days for which a job must fit into the quota; most jobs are shorter."""
+YOUNG = 1000  # revisions below which a history that was never compacted is no finding
+LEAST_DAYS = 30.0  # days for which a job must fit into the quota; most jobs are shorter
 
 
 def days_until_full(nodes: int, beat_interval: float, used: int) -> float:
@@ -25,13 +23,7 @@ def history_warning(
 ) -> StoreWarning | None:
     """Why the job will fill etcd's quota; None where it does not, where etcd is compacted, or is too young to tell.
 
-    Args:
-        revision: The store's newest revision.
-        compacted: Whether its first revisions were compacted.
-        used: Bytes of its database.
-        max_nodes: The most nodes of the job.
-        beat_interval: Seconds between two heartbeats of a node.
-        where: The cluster, for the message.
+    ``used`` is in bytes; ``compacted`` says whether the first revisions were compacted.
     """
     days = days_until_full(max_nodes, beat_interval, used)
     if compacted or revision < YOUNG or days >= LEAST_DAYS:

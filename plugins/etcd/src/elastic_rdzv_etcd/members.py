@@ -32,10 +32,6 @@ LOOK_UP_AGAIN = 0.5
 class Members:
     """The cluster's members, as the user named them. Safe to share by threads.
 
-    Args:
-        endpoints: Their names.
-        options: How to reach them, and as whom.
-
     Raises:
         UsageError: A certificate cannot be used.
         RendezvousConnectionError: None of the names has an address.
@@ -92,7 +88,6 @@ class Members:
         return [f"{endpoint.host!r} ({reason})" for endpoint, reason in reasons.items() if reason is not None]
 
     def _ask(self, endpoint: Endpoint) -> Future[None]:
-        """Return the question after a name: one at a time: a resolver that is silent answers no second one."""
         with contextlib.suppress(OSError, UnicodeError):
             self._find(endpoint, socket.AI_NUMERICHOST)
             known: Future[None] = Future()
@@ -111,7 +106,6 @@ class Members:
 
 
 def _is_unknown(answer: Future[None]) -> bool:
-    """Return True if the name does not exist."""
     exc = answer.exception() if answer.done() else None
     return isinstance(exc, UnicodeError) or (isinstance(exc, socket.gaierror) and exc.errno == socket.EAI_NONAME)
 

@@ -44,15 +44,13 @@ class Options:
     """The options of a connection to etcd, with the user. Durations are in seconds."""
 
     prefix: str = DEFAULT_PREFIX
-    tls: bool | None = None
-    """True if an option other than an endpoint's ``https://`` asks for TLS; None without one."""
+    tls: bool | None = None  # true if an option other than an endpoint's ``https://`` asks for TLS; None without one
     cacert: str | None = None
     cert: str | None = None
     key: str | None = None
     user: str | None = None
     password: Secret | None = None
-    connect_timeout: float = 2.5
-    """Until a member answers, at first."""
+    connect_timeout: float = 2.5  # until a member answers, at first
     listen_timeout: float = 1.0
     """Until one of them takes a connection and says anything, at first: one that restarts does by then, and so does one
     that is busy. Who gives ``connect_timeout`` means both."""
@@ -61,11 +59,7 @@ class Options:
 
     @classmethod
     def read(cls, config: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Options:
-        """Read them.
-
-        Raises:
-            UsageError: A value cannot be meant, two contradict each other, or a file cannot be read.
-        """
+        """Read them; raise UsageError if a value is wrong, two contradict each other, or a file cannot be read."""
         files = {name: _one_of(config, spellings) for name, spellings in TLS_KEYS.items()}
         user, password = _credentials(config, environ)
         given = timeouts(config)

@@ -21,10 +21,8 @@ from dataclasses import dataclass
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous import ORIGIN, RecordReader, quoted
 
-EXPIRY = 7 * 86400
-"""Seconds after the last heartbeat at which a job's keys are gone."""
-RENEW = 3600.0
-"""Seconds between two renewals of that by one agent."""
+EXPIRY = 7 * 86400  # seconds after the last heartbeat at which a job's keys are gone
+RENEW = 3600.0  # seconds between two renewals of that by one agent
 
 _HINT = "Something that is not part of this job has written to etcd; give the job a prefix (etcd_prefix) of its own."
 READER = RecordReader("etcd", _HINT)

@@ -22,32 +22,19 @@ SPEAKS_NO_V3 = (
 class Kind(enum.Enum):
     """The consequence of an error."""
 
-    PASSING = enum.auto()
-    """Another member, or the same one a moment later, may do it."""
-    TOKEN = enum.auto()
-    """The token is no longer good, or there was none: a new one is needed."""
-    NO_LEASE = enum.auto()
-    """The lease that a key was to hang on is not there (yet, or any more)."""
-    LEASE_THERE = enum.auto()
-    """The lease that was to be made is there already."""
-    NO_PASSWORDS = enum.auto()
-    """This etcd asks for no password."""
-    DENIED = enum.auto()
-    """It does not know us, or does not let us."""
-    FULL = enum.auto()
-    """It takes no more data."""
-    FOREIGN = enum.auto()
-    """It is no etcd, or not one that we can talk to."""
+    PASSING = enum.auto()  # another member, or the same one a moment later, may do it
+    TOKEN = enum.auto()  # the token is no longer good, or there was none: a new one is needed
+    NO_LEASE = enum.auto()  # the lease that a key was to hang on is not there (yet, or any more)
+    LEASE_THERE = enum.auto()  # the lease that was to be made is there already
+    NO_PASSWORDS = enum.auto()  # this etcd asks for no password
+    DENIED = enum.auto()  # it does not know us, or does not let us
+    FULL = enum.auto()  # it takes no more data
+    FOREIGN = enum.auto()  # it is no etcd, or not one that we can talk to
     OTHER = enum.auto()
 
 
 class Refusal(Exception):
-    """A member's answer that is not what was asked for. Never leaves this distribution.
-
-    Args:
-        kind: What follows from it.
-        text: What the member said, in one line.
-    """
+    """A member's answer that is not what was asked for. Never leaves this distribution."""
 
     def __init__(self, kind: Kind, text: str) -> None:
         super().__init__(text)

@@ -19,10 +19,8 @@ from elastic_rdzv_etcd import sidecar_main
 
 BINARY_VARIABLES = ("ELASTIC_ETCD_BINARY", "TORCHELASTIC_ETCD_BINARY_PATH")
 """The variables that name the binary; the second is torch's."""
-START_TIMEOUT = 60.0
-"""Seconds until a sidecar that has said nothing counts as hanging."""
-END_TIMEOUT = 5.0
-"""Seconds that it gets to clean up."""
+START_TIMEOUT = 60.0  # seconds until a sidecar that has said nothing counts as hanging
+END_TIMEOUT = 5.0  # seconds that it gets to clean up
 
 
 def find_binary(config: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> str:
@@ -47,14 +45,7 @@ def find_binary(config: Mapping[str, str], environ: Mapping[str, str] = os.envir
 
 
 class Sidecar:
-    """A running etcd, for as long as this object's process lives or until :meth:`close`.
-
-    Args:
-        process: The one that watches over it.
-        lifeline: What ends it.
-        port: Where it serves, on 127.0.0.1.
-        folder: What it keeps.
-    """
+    """A running etcd, for as long as this object's process lives or until :meth:`close`."""
 
     def __init__(self, process: subprocess.Popen[bytes], lifeline: socket.socket, port: int, folder: Path) -> None:
         self.process, self.port, self.folder = process, port, folder
@@ -62,11 +53,7 @@ class Sidecar:
 
     @classmethod
     def start(cls, binary: str) -> Sidecar:
-        """Start it, and wait until it serves.
-
-        Raises:
-            RendezvousConnectionError: It does not.
-        """
+        """Start it, and wait until it serves; raise RendezvousConnectionError if it does not."""
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-I", "-S", sidecar_main.__file__, str(theirs.fileno()), binary]

@@ -22,10 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ATTEMPTS = 5
-"""Ports that are tried: another process may take a free one before etcd does."""
-START_TIMEOUT = 20.0
-"""Seconds that etcd may take to elect itself; one is usual."""
+ATTEMPTS = 5  # ports that are tried: another process may take a free one before etcd does
+START_TIMEOUT = 20.0  # seconds that etcd may take to elect itself; one is usual
 
 _PR_SET_PDEATHSIG = 1
 _IGNORED = (
@@ -37,8 +35,7 @@ _IGNORED = (
     signal.SIGUSR2,
     signal.SIGPIPE,
 )
-_PEER = "unix://peer:1"
-"""No other member is to join: a socket in the folder, rather than a second port."""
+_PEER = "unix://peer:1"  # no other member is to join: a socket in the folder, rather than a second port
 
 
 def main(lifeline: socket.socket, binary: str) -> None:

@@ -61,11 +61,7 @@ class View:
 class Watch:
     """A watch of some keys.
 
-    Args:
-        client: Whose cluster; the stream has a connection of its own.
-        first: The first key, or the only one.
-        end: The key after the last one; None for one key.
-        view: How they were; the watch tells of what happens after that.
+    ``end`` is the key after the last one; None for one key.
 
     Raises:
         RendezvousConnectionError: No member answers, or none lets us in.
@@ -147,14 +143,9 @@ class Watch:
 
 
 class Watcher:
-    """The watch of one connection: kept over many waits, and begun anew when it has ended.
+    """The watch of one connection: kept over many waits, and begun anew when it has ended."""
 
-    Args:
-        client: Whose cluster.
-    """
-
-    PATIENCE = 5
-    """Watches in a row that may end without having told of anything."""
+    PATIENCE = 5  # watches in a row that may end without having told of anything
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -69,12 +69,7 @@ _TORN = 10
 
 
 class FileBackend(RendezvousBackend):
-    """One connection to one job's directory, which :meth:`open` makes.
-
-    Args:
-        store: The directory.
-        poll_interval: Seconds between two looks; None to be told of changes where that is possible.
-    """
+    """One connection to one job's directory, which :meth:`open` makes."""
 
     def __init__(self, store: JobDirectory, poll_interval: float | None = None) -> None:
         self._store = store
@@ -257,13 +252,11 @@ class FileBackend(RendezvousBackend):
         return store_errors(self._store.directory)
 
     def _entry(self, index: int) -> Entry | None:
-        """Return an entry; None when there is none."""
         path = self._store.ledger.path(index)
         record = fetch(path, MAX_RECORD_BYTES)
         return None if record is None else reader(path).entry(record)
 
     def _arrive(self, node_id: str) -> int:
-        """Take the next serial."""
         serial = self._store.serials.last() + 1
         while not publish(self._store.scratch, self._store.serials.path(serial), quoted(node_id).encode()):
             serial += 1
@@ -288,7 +281,6 @@ class FileBackend(RendezvousBackend):
         return marks.get(name)
 
     def _row(self, mark: Mark) -> RosterRow | None:
-        """Return the row that ``mark`` has become by now; None when it is gone."""
         at: Mark | None = mark
         while at is not None:
             path = f"{self._store.values}/{at}"

@@ -44,11 +44,8 @@ def safe_name(text: str) -> str:
 def publish(scratch: str, target: str, content: bytes, *, durable: bool = False) -> bool:
     """Make the file ``target``, complete from its first instant; False, and nothing is changed, when it is there.
 
-    Args:
-        scratch: A directory on the same file system that no other process reads.
-        target: The file.
-        content: All of it.
-        durable: Whether it must survive a power failure once this has returned.
+    ``scratch`` is a directory on the same file system that no other process reads. A ``durable`` file survives a
+    power failure once this has returned.
 
     Raises:
         OSError: It could not be written.
@@ -103,11 +100,6 @@ def _link(draft: str, target: str) -> bool:
 
 def republish(scratch: str, target: str, content: bytes) -> None:
     """Replace a file, or make it, at one instant: who reads it finds all of the old content or all of the new.
-
-    Args:
-        scratch: A directory on the same file system that no other process reads.
-        target: The file.
-        content: All of it.
 
     Raises:
         OSError: It could not be written.

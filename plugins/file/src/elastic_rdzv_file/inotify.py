@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 
-POLL_INTERVAL = 0.2
-"""Seconds between two looks where the kernel cannot tell."""
+POLL_INTERVAL = 0.2  # seconds between two looks where the kernel cannot tell
 
 _log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -63,8 +62,7 @@ def told(directory: str) -> bool:
 class Alarm:
     """The wait of one thread: until a watched directory changes, time is up, or another thread calls :meth:`close`.
 
-    Args:
-        poll_interval: Seconds to sleep at most, changes or not; None to be told of them where that is possible.
+    It sleeps for ``poll_interval`` seconds at most, changes or not; None to be told of them where that is possible.
     """
 
     def __init__(self, poll_interval: float | None = None) -> None:

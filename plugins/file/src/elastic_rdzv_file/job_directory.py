@@ -13,13 +13,7 @@ from elastic_rdzv_file.disk import PLANTED, Numbered, store_errors
 
 
 class JobDirectory:
-    """The paths in one job's directory, and the shared memory of its connections.
-
-    Args:
-        directory: Where.
-        parent_is_ours: Whether what it is in was made for this job.
-        shared: Whether other users may own it, and write there.
-    """
+    """The paths in one job's directory, and the shared memory of its connections."""
 
     def __init__(self, directory: str, *, parent_is_ours: bool = False, shared: bool = False) -> None:
         self.directory = directory
@@ -32,8 +26,7 @@ class JobDirectory:
         self.values = f"{directory}/values"
         self.heartbeats = f"{directory}/heartbeats"
         self.scratch = f"{directory}/scratch"
-        self._device: int | None = None
-        """The file system that it was on when it was first seen."""
+        self._device: int | None = None  # the file system that it was on when it was first seen
 
     def make(self) -> None:
         """Make the directories that are not there, also when they were deleted under a running job.

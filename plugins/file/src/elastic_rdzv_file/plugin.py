@@ -46,7 +46,6 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
 
 
 def _directory(endpoint: str) -> tuple[Path, bool]:
-    """Return the endpoint as an absolute path, made if its parent is there; and whether it was made."""
     path = Path(endpoint)
     if endpoint.startswith("file:"):
         url = urlsplit(endpoint)

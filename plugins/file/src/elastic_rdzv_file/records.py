@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from elastic_core.rendezvous import RecordReader
 from elastic_rdzv_file.disk import PLANTED
 
-HEARTBEAT_SIZE = 16
-"""The bytes of a heartbeat."""
+HEARTBEAT_SIZE = 16  # the bytes of a heartbeat
 
 _KEY = re.compile(r"[0-9]{8,}-(.+)")
 _MARK = re.compile(r"([0-9]{8,})-(.+)\.([0-9]+)")
@@ -24,8 +23,7 @@ class Mark:
     """A row, as the name of its file in ``roster/`` tells it."""
 
     serial: int
-    name: str
-    """The node id, as :func:`~elastic_rdzv_file.disk.safe_name` spells it."""
+    name: str  # the node id, as :func:`~elastic_rdzv_file.disk.safe_name` spells it
     revision: int
 
     @property

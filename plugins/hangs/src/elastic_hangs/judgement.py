@@ -30,7 +30,7 @@ LOOKS_PER_WINDOW = 4  # while that is found out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStacks:
-    """Where the ranks of one node are: its answer."""
+    """The answer of one node: the places of its ranks."""
 
     places: Mapping[str, tuple[int, ...]]  # the ranks at each place, at most MAX_PLACES
     moved: bool = False  # whether a stack changed within a second, or lately a rank came to a new step, or one printed
@@ -66,7 +66,7 @@ class Report:
     report: str = ""  # where the ranks are: a line for each place, at most REPORT_BYTES
     still: bool = False  # whether no stack changed within a second, on any node that has answered
     looks: int = 0
-    """How many looks in a row found this hang: all ranks at the same places, and the culprit not busy, or always."""
+    """The looks in a row that found this hang: all ranks at the same places, and the culprit not busy, or always."""
     hang: bool = False  # whether the job hangs
     culprit: int = 0  # the rank that ``--hang_timeout`` ends; -1 for none
     step: int | None = None  # the newest step that any rank is known to have reached
@@ -114,7 +114,7 @@ def summarize(places: Mapping[int, str], *, requested: bool = False) -> list[str
 
 
 def waits_for_peers(where: str) -> bool:
-    """Whether a rank at this place waits for others, or for a device on which collectives run."""
+    """Return True if a rank at this place waits for others, or for a device on which collectives run."""
     return any(place in where for place in (_COLLECTIVE, *_DEVICE_WAITS))
 
 
@@ -130,13 +130,13 @@ def describe_ranks(ranks: Sequence[int]) -> str:
 
 
 def is_still(answers: Iterable[LocalStacks]) -> bool:
-    """Whether there is an answer, and every stack stayed as it was."""
+    """Return True if there is an answer, and every stack stayed as it was."""
     every = list(answers)
     return bool(every) and not any(answer.moved for answer in every)
 
 
 def is_hang(answers: Sequence[LocalStacks], before: Report | None, places: Mapping[int, str]) -> bool:
-    """Whether nothing moves; ``before`` is the former report on a suspicion in this round, ``places`` are all ranks'.
+    """Return True if nothing moves. ``before`` is the former report on a suspicion, ``places`` are all ranks'.
 
     A rank that uses a CPU, or moves data, may be working in one line for long. So it counts as hanging only if it was
     found in the same state a window ago: at the same step, or at the same place while all others wait for it.
@@ -218,11 +218,8 @@ def _judge(
 ) -> Report:
     """Return what a question has found.
 
-    Args:
-        behind: The last steps of ranks that have shown nothing for a window, by rank.
-        last: The report of the suspicion before in this round; None for none.
-        late: Lines for nodes that have not answered.
-        complete: Whether the places of all ranks are known.
+    ``last`` is the report of the suspicion before in this round, ``late`` has lines for nodes that have not
+    answered, and ``complete`` says that the places of all ranks are known.
     """
     step, still = newest_step(answers), is_still(answers)
     behind = {rank: at for rank, at in behind.items() if step is not None and at < step and asked.window and not still}

@@ -175,7 +175,6 @@ class WatchedRound:
         self._round.fail(found.culprit, message, name="Hang", kill=True)
 
     def _may_ask_at(self, window: float) -> float:
-        """Return when all nodes may be asked (again), in monotonic seconds."""
         if self._last_at is None:
             return 0.0
         return self._last_at + window if self._last is None else next_question_at(self._last, self._last_at, window)
@@ -210,7 +209,6 @@ class WatchedRound:
         return replace(found, moved=found.moved or moved or bool(gone_on), behind=behind)
 
     def _steps(self) -> dict[int, int]:
-        """Return the newest step of each rank of which one is known."""
         newest = self._round.newest_progress()
         return {rank: reached.step for rank, (reached, _) in newest.items() if reached.step is not None}
 

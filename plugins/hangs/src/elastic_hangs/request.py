@@ -18,23 +18,17 @@ LOOK_SECONDS = 1.0  # how long one wait for the store takes
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The places of the ranks of a job.
+    """The places of the ranks of a job."""
 
-    Attributes:
-        report: The leader's report.
-        texts: The whole stacks by rank, of the nodes whose rows had them; empty if only places were asked for.
-    """
-
-    report: Report
+    report: Report  # the leader's report
     texts: Mapping[int, str]
+    """The whole stacks by rank, of the nodes whose rows had them; empty if only places were asked for."""
 
 
 def ask(store: RendezvousBackend, job: str, *, full: bool = False, patience: float = WAIT_SECONDS) -> Located:
     """Ask all nodes of a job where their ranks are. No worker is stopped.
 
-    Args:
-        full: Whether the whole stacks are wanted, not only a line for each place.
-        patience: How many seconds to wait for the report.
+    ``patience`` is in seconds.
 
     Raises:
         UsageError: There is no such job, or it has no workers now.

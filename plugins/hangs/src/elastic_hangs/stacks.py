@@ -61,21 +61,14 @@ _HANDLER_FILE = "elastic_core/worker/stack_dump.py"  # of the handler in Python
 
 @dataclass(frozen=True, slots=True)
 class ProcessStacks:
-    """The stacks of a process, and its state.
+    """The stacks of a process, and its state."""
 
-    Attributes:
-        pid: Its number.
-        main: The stack of its main thread, the innermost call first; empty where the process wrote none.
-        text: All its stacks, as faulthandler wrote them; '' for none.
-        state: Its state in words, as the kernel tells it; '' where it is gone.
-        wchan: The kernel's function in which it waits; '' for none.
-    """
-
-    pid: int
+    pid: int  # its number
     main: tuple[Frame, ...] = ()
-    text: str = ""
-    state: str = ""
-    wchan: str = ""
+    """The stack of its main thread, the innermost call first; empty where the process wrote none."""
+    text: str = ""  # all its stacks, as faulthandler wrote them; '' for none
+    state: str = ""  # its state in words, as the kernel tells it; '' where it is gone
+    wchan: str = ""  # the kernel's function in which it waits; '' for none
 
     @property
     def place(self) -> str:
@@ -92,8 +85,6 @@ class ProcessStacks:
 
 @dataclass(slots=True)
 class _Request:
-    """A request for the stacks of one process."""
-
     file: int  # the memory file into which it writes them
     start: int  # the size of the file before
     ran: int  # how long its main thread had run, in nanoseconds

@@ -117,8 +117,6 @@ def uses_of(pids: Collection[int]) -> dict[int, Use]:
 
 @dataclass(slots=True)
 class _Seen:
-    """The signs of one worker at the last look."""
-
     pid: int
     tails: tuple[bytes, ...]
     printed_at: float
@@ -129,23 +127,18 @@ class _Seen:
 
 @dataclass(slots=True)
 class HangWatch:
-    """Looks at the workers of a round, again and again.
+    """Looks at the workers of a round, again and again."""
 
-    Args:
-        given: The user's window in seconds; None for one that follows from the longest step.
-        cpu: Returns the CPU seconds that a process has used or waited for; 0 of one that is gone.
-        written: Returns how many bytes a process has written, to anything. Counts as output of a worker that has the
-            agent's own stdout, whose text the agent does not read.
-        uses: Returns what workers have used until now.
-        now: Seconds, monotonic.
-    """
-
-    given: float | None
+    given: float | None  # the user's window in seconds; None for one that follows from the longest step
     round: RunningRound
     cpu: Callable[[int], float] = cpu_seconds_wanted
+    """Returns the CPU seconds that a process has used or waited for; 0 of one that is gone."""
     written: Callable[[int], int] = bytes_written
-    uses: Callable[[Collection[int]], dict[int, Use]] = uses_of
-    now: Callable[[], float] = time.monotonic
+    """Returns how many bytes a process has written, to anything. Counts as output of a worker that has the agent's
+    own stdout, whose text the agent does not read.
+    """
+    uses: Callable[[Collection[int]], dict[int, Use]] = uses_of  # returns what workers have used until now
+    now: Callable[[], float] = time.monotonic  # seconds, monotonic
     quiet: dict[int, Use] = field(default_factory=dict)
     """By pid: what a worker had used when its silence began; what requests for stacks have cost is added to it later.
     Changed in place.

@@ -9,7 +9,6 @@ General layout:
 * ``gpu``, ``matmul``, ``allreduce``: the checks that are processes, ``python -m elastic_health.gpu``. ``answer``: what
   they print, and their exit codes.
 * ``gpu_memory``: the GPUs, and the processes that hold their memory: NVML, ``nvidia-smi``, AMD's driver.
-  ``smi``: runs ``nvidia-smi`` with a limit of time.
 * ``holders``: which of these processes the next workers wait for.
 * ``sizes``: ``10G`` and ``90%``, read and written.
 

@@ -19,13 +19,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from elastic_core.host.devices import Device, Machine, amd, gpus as visible_gpus, nvidia, select
 from elastic_health.sizes import format_size
-from elastic_health.smi import ask_smi
 
 SMI_MAX_SECONDS = 20.0  # for one answer of nvidia-smi; it takes a second where the driver is not persistent
+REAP_MAX_SECONDS = 1.0  # for the end of a process after SIGKILL: in state D there is none
 LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # each may choose GPUs
 KFD = Path("/sys/class/kfd/kfd")
 DRM = Path("/sys/class/drm")
@@ -226,3 +226,30 @@ def describe_holder(holder: Holder, proc: Path = Path("/proc")) -> str:
     known.append(f"user {user}" if user else "not visible here, perhaps of another container")
     size = "memory" if holder.size is None else format_size(holder.size)
     return f"pid {holder.pid} ({', '.join(known)}) holds {size} of {holder.gpu}"
+
+
+def ask_smi(command: Sequence[str], limit: float) -> subprocess.CompletedProcess[str]:
+    """Run a command for ``limit`` seconds at most, and return what it wrote.
+
+    Raises:
+        subprocess.TimeoutExpired: It has not ended in time; it was killed, and may still be there.
+        OSError: It cannot be run.
+    """
+    with _in_memory() as out, _in_memory() as err:  # the end of a pipe might never come
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(REAP_MAX_SECONDS)
+            raise
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return subprocess.CompletedProcess(list(command), process.returncode, *texts)
+
+
+def _in_memory() -> BinaryIO:
+    return open(os.memfd_create("nvidia-smi"), "w+b")

@@ -42,14 +42,7 @@ class MemoryWait:
         note: Callable[[str], None] = lambda _: None,
         give_up: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Make one with no knowledge yet.
-
-        Args:
-            environ: The environment of the agent.
-            find: Returns what tells of the GPUs.
-            note: Told once of each process that is not waited for.
-            give_up: Told why the GPUs are not asked any more.
-        """
+        """Make one with no knowledge yet."""
         self._environ, self._find, self._note, self._give_up = environ, find, note, give_up
         self._failures = 0  # in a row
         self._source: Source | None = None

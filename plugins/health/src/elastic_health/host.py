@@ -78,11 +78,7 @@ def check_disk(places: Mapping[str, Path], least: str = "") -> Finding | None:
 
 
 def _write_a_block(directory: Path) -> None:
-    """Write a file of one block, which is gone afterwards.
-
-    Raises:
-        OSError: No file can be made or written there.
-    """
+    """Write a file of one block, which is gone afterwards; raise OSError if no file can be made or written there."""
     name = None
     try:
         descriptor = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)

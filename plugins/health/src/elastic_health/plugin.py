@@ -102,11 +102,7 @@ def all_checks(config: RunConfig) -> Mapping[str, NodeCheck]:
 
 
 def chosen_checks(config: RunConfig) -> ChosenChecks:
-    """Return the checks that are on, and those of ``--health_check``.
-
-    Raises:
-        UsageError: ``--health_check`` is wrong.
-    """
+    """Return the checks that are on, and those of ``--health_check``; raise UsageError if that is wrong."""
     from elastic_health.checks import ChosenChecks
     from elastic_health.choice import choose
     from elastic_health.flags import HEALTH_CHECK, HEALTH_RETRY, HEALTH_TIMEOUT

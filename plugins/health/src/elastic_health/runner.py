@@ -109,7 +109,6 @@ class HealthChecks:
         return failed
 
     def _look(self, one: ChosenCheck) -> Finding | None:
-        """Call a check that is a function; one that raises is reported, and refuses nothing."""
         found: list[Finding | None] = []
         reading, writing = os.pipe2(os.O_CLOEXEC)  # its end-of-file wakes this thread
 
@@ -131,7 +130,6 @@ class HealthChecks:
         return Finding(f"did not answer within {self._limit:g} s", "Look for a file system here that does not answer.")
 
     def _run_command(self, one: ChosenCheck) -> Finding | None:
-        """Run a check that is a command, and end all its processes."""
         with ExitStack() as stack:
             warden = Warden(alone=False)
             stack.callback(warden.close, CLOSING)

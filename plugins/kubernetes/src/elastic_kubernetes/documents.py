@@ -93,11 +93,7 @@ def read(text: str, source: str) -> list[object]:
 
 
 def write(documents: Iterable[object]) -> str:
-    """Return the documents as one text of YAML.
-
-    Raises:
-        UsageError: A value contains itself, by an alias.
-    """
+    """Return the documents as one text of YAML; raise UsageError if a value contains itself, by an alias."""
     try:
         return "---\n".join(yaml.dump(document, Dumper=_Dumper, **_STYLE) for document in documents)
     except RecursionError:

@@ -179,9 +179,8 @@ def _template(template: Field) -> dict[str, Any]:
     if (seconds := spec.get("terminationGracePeriodSeconds")) is not None:
         seconds.number(least=0)
     for name in ("volumes", "initContainers"):
-        if (several := spec.get(name)) is not None:
-            for member in several.items():
-                member.need("name").text()
+        for member in spec.members(name):
+            member.need("name").text()
     return found
 
 
@@ -200,15 +199,13 @@ def _container(template: Field) -> int:
     container = containers[index]
     container.need("image", "It has torch, the script, elastic-core and the distribution of the store.").text()
     for name in ("command", "args"):
-        if (several := container.get(name)) is not None:
-            for word in several.items():
-                if not isinstance(word.value, str):
-                    raise word.wrong("is not a text.", hint="Put it between quotes: arguments are texts.")
+        for word in container.members(name):
+            if not isinstance(word.value, str):
+                raise word.wrong("is not a text.", hint="Put it between quotes: arguments are texts.")
     for name in ("env", "volumeMounts"):
-        if (several := container.get(name)) is not None:
-            for member in several.items():
-                member.need("name").text()
-    for mount in () if (mounts := container.get("volumeMounts")) is None else mounts.items():
+        for member in container.members(name):
+            member.need("name").text()
+    for mount in container.members("volumeMounts"):
         mount.need("mountPath").text()
     if (lifecycle := container.get("lifecycle")) is not None:
         lifecycle.mapping()
@@ -232,7 +229,6 @@ def _one_of(mapping: Field, name: str, known: tuple[str, ...], *, default: str) 
 
 
 def _texts(mapping: Field | None) -> dict[str, str]:
-    """Return labels or annotations."""
     if mapping is None:
         return {}
     for name in mapping.mapping():

@@ -44,6 +44,11 @@ class Field:
             raise self.wrong("is not a mapping of fields.", hint="Write it as `name: value`, one field a line.")
         return self.value
 
+    def members(self, name: str) -> Iterator[Field]:
+        """Yield the members of a list in this mapping; none where it is not there."""
+        if (several := self.get(name)) is not None:
+            yield from several.items()
+
     def items(self) -> Iterator[Field]:
         """Yield the members of this list."""
         if not isinstance(self.value, list):

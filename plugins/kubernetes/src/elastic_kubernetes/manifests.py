@@ -25,10 +25,10 @@ NODE = "node"  # the name that Kubeflow Trainer knows: of the replicated job, an
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 """Of pods. A JobSet that Kubeflow Trainer makes has the TrainJob's name."""
+TRAINER = "trainer.kubeflow.org/v1alpha1"
 ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
-PLACED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
-"""The flags whose values an ElasticJob gives."""
+PLACED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id")  # the flags whose values an ElasticJob gives
 PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|[?&]password=.")  # in an endpoint that is a URL
 
 WORTH_RUNNING_AGAIN = (ExitCode.TOO_FEW_NODES, ExitCode.REQUEUE)
@@ -40,34 +40,19 @@ def as_job(job: ElasticJob, options: PodOptions) -> list[Manifest]:
     """Return an Indexed Job, the headless Service that gives its pods names, and its disruption budget."""
     template = pod_template(job, options, find_launch(_container(job)), sizes=True, name_label=JOB_NAME_LABEL)
     template["spec"]["subdomain"] = job.name
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(job),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {JOB_NAME_LABEL: job.name},
-        },
-    }
-    spec = _job_spec(job, template)
-    if job.ttl_seconds is not None:
-        spec["ttlSecondsAfterFinished"] = job.ttl_seconds
-    indexed = {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job), "spec": spec}
-    return [service, indexed, *_disruption_budget(job, JOB_NAME_LABEL)]
+    names = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB_NAME_LABEL: job.name}}
+    return [
+        _manifest(job, "v1", "Service", names),
+        _manifest(job, "batch/v1", "Job", {**_job_spec(job, template), **_ttl(job)}),
+        *_disruption_budget(job, JOB_NAME_LABEL),
+    ]
 
 
 def as_jobset(job: ElasticJob, options: PodOptions) -> list[Manifest]:
     """Return a JobSet of one Indexed Job, which begins anew where the failure was not the program's."""
     template = pod_template(job, options, find_launch(_container(job)), sizes=True, name_label=JOBSET_NAME_LABEL)
-    spec: Manifest = {
-        "failurePolicy": _jobset_failure_policy(),
-        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": _job_spec(job, template)}}],
-    }
-    if job.ttl_seconds is not None:
-        spec["ttlSecondsAfterFinished"] = job.ttl_seconds
-    jobset = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job), "spec": spec}
+    replicated = {"name": NODE, "replicas": 1, "template": {"spec": _job_spec(job, template)}}
+    jobset = _manifest(job, "jobset.x-k8s.io/v1alpha2", "JobSet", {**_jobset_spec(replicated), **_ttl(job)})
     return [jobset, *_disruption_budget(job, JOBSET_NAME_LABEL)]
 
 
@@ -96,17 +81,10 @@ def as_trainjob(job: ElasticJob, options: PodOptions) -> list[Manifest]:
         "name": NODE,
         "template": {"metadata": {"labels": ANCESTOR}, "spec": {**_job_policies(job, NODE), "template": template}},
     }
-    jobset = {
-        "failurePolicy": _jobset_failure_policy(),
-        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "replicatedJobs": [replicated],
-    }
-    runtime = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainingRuntime",
-        "metadata": {**_metadata(job), "labels": {"trainer.kubeflow.org/framework": "torch", **job.labels}},
-        "spec": {"mlPolicy": {"numNodes": job.nodes, "torch": {}}, "template": {"spec": jobset}},
-    }
+    policy = {"numNodes": job.nodes, "torch": {}}
+    runtime_spec = {"mlPolicy": policy, "template": {"spec": _jobset_spec(replicated)}}
+    runtime = _manifest(job, TRAINER, "TrainingRuntime", runtime_spec)
+    runtime["metadata"]["labels"] = {"trainer.kubeflow.org/framework": "torch", **job.labels}
     trainer: Manifest = {"numNodes": job.nodes, "image": container["image"], "args": list(launch.args)}
     if not any(word.lstrip("-").replace("-", "_").startswith("nproc_per_node") for word in launch.args):
         trainer["numProcPerNode"] = 1  # torchelastic's default; Trainer's is one for each CPU
@@ -116,13 +94,7 @@ def as_trainjob(job: ElasticJob, options: PodOptions) -> list[Manifest]:
     }
     if job.deadline_seconds is not None:
         spec["activeDeadlineSeconds"] = job.deadline_seconds
-    train_job = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": _metadata(job),
-        "spec": spec,
-    }
-    return [runtime, train_job, *_disruption_budget(job, JOBSET_NAME_LABEL)]
+    return [runtime, _manifest(job, TRAINER, "TrainJob", spec), *_disruption_budget(job, JOBSET_NAME_LABEL)]
 
 
 def _disruption_budget(job: ElasticJob, name_label: str) -> list[Manifest]:
@@ -132,17 +104,12 @@ def _disruption_budget(job: ElasticJob, name_label: str) -> list[Manifest]:
     """
     if job.min_nodes >= job.nodes:
         return []
-    budget = {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _metadata(job),
-        "spec": {
-            "minAvailable": job.min_nodes,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": {name_label: job.name}},
-        },
+    spec = {
+        "minAvailable": job.min_nodes,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": {name_label: job.name}},
     }
-    return [budget]
+    return [_manifest(job, "policy/v1", "PodDisruptionBudget", spec)]
 
 
 TARGETS: Mapping[str, Callable[[ElasticJob, PodOptions], list[Manifest]]] = {
@@ -211,7 +178,7 @@ def _container(job: ElasticJob) -> Mapping[str, Any]:
     return found
 
 
-def _metadata(job: ElasticJob) -> Manifest:
+def _manifest(job: ElasticJob, api_version: str, kind: str, spec: Manifest) -> Manifest:
     metadata: Manifest = {"name": job.name}
     if job.namespace is not None:
         metadata["namespace"] = job.namespace
@@ -219,7 +186,11 @@ def _metadata(job: ElasticJob) -> Manifest:
         metadata["labels"] = dict(job.labels)
     if job.annotations:
         metadata["annotations"] = dict(job.annotations)
-    return metadata
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _ttl(job: ElasticJob) -> Manifest:
+    return {} if job.ttl_seconds is None else {"ttlSecondsAfterFinished": job.ttl_seconds}
 
 
 def _job_spec(job: ElasticJob, template: Manifest) -> Manifest:
@@ -262,10 +233,10 @@ def _codes(container: str, *codes: int) -> Manifest:
     return {"containerName": container, "operator": "In", "values": sorted(int(code) for code in codes)}
 
 
-def _jobset_failure_policy() -> Manifest:
-    """Return what follows a failed Job: it begins anew as a new run, unless the failure was the program's."""
+def _jobset_spec(replicated: Manifest) -> Manifest:
+    """Return the spec of a JobSet of one Job. After a failure it begins anew, unless that was the program's."""
     again = "|".join(str(int(code)) for code in WORTH_RUNNING_AGAIN)
-    return {
+    policy = {
         "maxRestarts": JOBSET_RESTARTS,
         "rules": [
             {
@@ -281,3 +252,5 @@ def _jobset_failure_policy() -> Manifest:
             },
         ],
     }
+    network = {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+    return {"failurePolicy": policy, "network": network, "replicatedJobs": [replicated]}

@@ -22,14 +22,11 @@ LAUNCH_MODULE = "torch.distributed.launch"  # the one that passes --local-rank t
 JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"  # the Job controller's; the same for all pods of a Job
 SHARED_MEMORY, SHARED_MEMORY_PATH = "shared-memory", "/dev/shm"
 
-GRACE_PERIOD_SECONDS = 120
-"""``terminationGracePeriodSeconds``, where the ElasticJob has none."""
-SHUTDOWN_SECONDS = 30
-"""The time between SIGTERM and SIGKILL for workers that did not stop together."""
+GRACE_PERIOD_SECONDS = 120  # ``terminationGracePeriodSeconds``, where the ElasticJob has none
+SHUTDOWN_SECONDS = 30  # the time between SIGTERM and SIGKILL for workers that did not stop together
 JOIN_SECONDS = 86_400
 """The wait of pods for the minimum of nodes: a cluster may have no machine for the next one yet."""
-AGENT_SECONDS = 10
-"""The time that the agent needs besides, to announce that it leaves and to end its observers."""
+AGENT_SECONDS = 10  # the time that the agent needs besides, to announce that it leaves and to end its observers
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +177,6 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], size: int) ->
 
 
 def _with_memory(resources: Mapping[str, Any], extra: int, job: ElasticJob) -> dict[str, Any]:
-    """Return resources whose memory, where they bound it, has room for ``extra`` bytes more."""
     grown = copy.deepcopy(dict(resources))
     for name in ("limits", "requests"):
         amounts = grown.get(name)

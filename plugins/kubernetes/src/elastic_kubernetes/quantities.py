@@ -17,11 +17,7 @@ _FORM = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|(m|[kMGT
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of a quantity, rounded up.
-
-    Raises:
-        ValueError: The text is not a quantity.
-    """
+    """Return the bytes of a quantity, rounded up; raise ValueError if the text is not a quantity."""
     if (found := _FORM.fullmatch(text)) is None:
         raise ValueError(text)
     number, exponent, unit = found.groups()

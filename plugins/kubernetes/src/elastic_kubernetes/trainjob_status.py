@@ -141,10 +141,6 @@ class Training:
 class TrainJobStatus:
     """Reports the progress of the whole job, from the node that has rank 0.
 
-    Args:
-        environ: Where Kubeflow Trainer's variables are.
-        monotonic, wall: The clocks, in seconds.
-
     Raises:
         UsageError: ``ELASTIC_TRAINJOB_STEPS`` is not a number of steps.
     """

@@ -23,8 +23,7 @@ from prometheus_client.registry import Collector
 
 from elastic_metrics.measures import BUCKETS, Measures, Recoveries
 
-REQUEST_TIMEOUT = 10.0
-"""Seconds that a client may take over its request."""
+REQUEST_TIMEOUT = 10.0  # seconds that a client may take over its request
 RETRY_AFTER = 1.0
 """Seconds to wait after a connection could not be taken, mostly because the process has no descriptor left."""
 
@@ -163,6 +162,5 @@ class _Server6(_Server):
 
 
 def _bound_to(listener: socket.socket) -> tuple[str, int]:
-    """Host and port that a socket is bound to."""
     host, port, *_ = listener.getsockname()
     return str(host), int(port)

@@ -36,13 +36,7 @@ class EventsNotWrittenError(ElasticError):
 
 
 class EventLines:
-    """Writes each event when it happens; without a log directory, none.
-
-    Args:
-        open: Makes the file.
-        wall: Seconds since the epoch.
-        monotonic: Seconds on the clock that :attr:`Event.at` is read from.
-    """
+    """Writes each event when it happens; without a log directory, none."""
 
     def __init__(
         self,

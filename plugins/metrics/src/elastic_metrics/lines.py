@@ -14,8 +14,7 @@ from typing import Any
 class LineFile:
     """One writer's file, written without a buffer.
 
-    Args:
-        descriptor: Open for writing at the file's end, which is ours alone; closed with this object.
+    ``descriptor`` is open for writing at the file's end, which is ours alone; it is closed with this object.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -24,11 +23,7 @@ class LineFile:
 
     @classmethod
     def create(cls, path: Path) -> LineFile:
-        """Return a new file, with the folders above it.
-
-        Raises:
-            OSError: It cannot be made, or is there already.
-        """
+        """Return a new file, with the folders above it; raise OSError if it cannot be made, or is there already."""
         path.parent.mkdir(parents=True, exist_ok=True)
         return cls(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o640))
 

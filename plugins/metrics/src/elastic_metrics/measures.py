@@ -15,8 +15,7 @@ from elastic_core.events import Event
 CAUSES = ("failure", "node_lost", "node_left", "resize", "store", "unseen")
 """Why workers are started anew: the field ``cause`` of the event ``round_started``."""
 
-UNKNOWN = "unknown"
-"""The cause of a recovery where the agent does not say why the round came."""
+UNKNOWN = "unknown"  # the cause of a recovery where the agent does not say why the round came
 
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the histogram of recoveries, in seconds; one more bucket holds what took longer."""
@@ -43,24 +42,17 @@ class Measures:
     round: int = 0
     nodes: int = 0
     world_size: int = 0
-    workers_running: int = 0
-    """Local workers of a round that is well, 0 while there is none."""
-    restarts_spent: int = 0
-    """Of ``--max_restarts``; falls when one is given back."""
+    workers_running: int = 0  # local workers of a round that is well, 0 while there is none
+    restarts_spent: int = 0  # of ``--max_restarts``; falls when one is given back
     restarts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     """Rounds after the first that began while this agent was there, by cause."""
-    worker_failures: int = 0
-    """Local."""
+    worker_failures: int = 0  # local
     recoveries: Mapping[str, Recoveries] = field(default_factory=lambda: dict.fromkeys(CAUSES, Recoveries()))
     """Local, by the cause of the round that ended them."""
-    events: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Local, by name and level."""
-    placed: bool = False
-    """True if this node has a place in the newest round."""
-    cause: str | None = None
-    """Why the newest round came; None for the first."""
-    trouble_at: float | None = None
-    """When the trouble began from which this node has not recovered yet."""
+    events: Mapping[tuple[str, str], int] = field(default_factory=dict)  # local, by name and level
+    placed: bool = False  # true if this node has a place in the newest round
+    cause: str | None = None  # why the newest round came; None for the first
+    trouble_at: float | None = None  # when the trouble began from which this node has not recovered yet
 
 
 def after(measures: Measures, event: Event) -> Measures:

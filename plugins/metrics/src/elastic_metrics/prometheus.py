@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 PORT_VARIABLE = "ELASTIC_METRICS_PORT"
 """The port of a host's first agent; unset, empty or 0: there is no endpoint."""
-ADDRESS_VARIABLE = "ELASTIC_METRICS_ADDRESS"
-"""The address to listen at; only this host reaches the default."""
+ADDRESS_VARIABLE = "ELASTIC_METRICS_ADDRESS"  # the address to listen at; only this host reaches the default
 LOOPBACK = "127.0.0.1"
 LAST_PORT = 65535
 
@@ -42,11 +41,7 @@ class Place:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Place | None:
-        """Return the place, or None where no endpoint is asked for.
-
-        Raises:
-            UsageError: The port is none.
-        """
+        """Return the place, or None where no endpoint is asked for; raise UsageError if the port is none."""
         text = environ.get(PORT_VARIABLE, "").strip() or "0"
         if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > LAST_PORT:
             raise UsageError(
@@ -76,9 +71,6 @@ class Place:
 class Prometheus:
     """Keeps the numbers, where an endpoint is asked for, and answers for them.
 
-    Args:
-        environ: Where the settings are.
-
     Raises:
         UsageError: A setting is wrong.
     """
@@ -90,11 +82,7 @@ class Prometheus:
 
     @hookimpl
     def elastic_run_starts(self, run: JoinedRun) -> None:
-        """Open the endpoint, if one is asked for.
-
-        Raises:
-            EndpointError: It cannot be opened.
-        """
+        """Open the endpoint, if one is asked for; raise EndpointError if it cannot be opened."""
         self.elastic_run_ends()  # the agent may have entered the job again, as another node
         if self._place is None:
             return

@@ -6,11 +6,10 @@ Both keys answer with 404 until there is something to say, and each is watched b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 
-from elastic_notices.http import Answer, ask, refused
+from elastic_notices.http import Answer, ask, json_object, refused
 from elastic_notices.notice import Notice, NotUnderstoodError
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as for Amazon's own SDKs
@@ -26,14 +25,10 @@ TOKEN_SECONDS = 21_600  # the longest life of a token that the service gives
 def parse_action(text: str, now: float) -> Notice:
     """Return the notice of ``spot/instance-action``: ``{"action": "terminate", "time": "2017-09-18T08:22:00Z"}``.
 
-    Args:
-        text: The answer.
-        now: Seconds since the epoch.
-
     Raises:
         NotUnderstoodError: It is no such object.
     """
-    plain = _object(text)
+    plain = json_object(text)
     action, time = plain.get("action"), plain.get("time")
     if action not in ("terminate", "stop", "hibernate") or not isinstance(time, str):
         raise NotUnderstoodError(f"no instance action: {text[:80]!r}")
@@ -48,21 +43,11 @@ def parse_rebalance(text: str, _: float = 0.0) -> Notice:
     Raises:
         NotUnderstoodError: It is no such object.
     """
-    time = _object(text).get("noticeTime")
+    time = json_object(text).get("noticeTime")
     if not isinstance(time, str):
         raise NotUnderstoodError(f"no rebalance recommendation: {text[:80]!r}")
     _epoch(time)
     return Notice(f"AWS says since {time} that this spot instance is at a higher risk of interruption")
-
-
-def _object(text: str) -> Mapping[str, object]:
-    try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError):
-        plain = None
-    if not isinstance(plain, dict):
-        raise NotUnderstoodError(f"no JSON object: {text[:80]!r}")
-    return plain
 
 
 def _epoch(text: str) -> float:
@@ -76,15 +61,7 @@ PARSERS: Mapping[str, Callable[[str, float], Notice]] = {ACTION: parse_action, R
 
 
 class SpotKey:
-    """One key of the instance. A key that fails says nothing of the other, and does not hold it up.
-
-    Args:
-        key: One of ``PARSERS``.
-        now: Returns seconds since the epoch.
-        endpoint: The address of the service.
-        spot_only: Whether to ask first whether this is a spot instance.
-        send: Sends a request.
-    """
+    """One key of the instance. A key that fails says nothing of the other, and does not hold it up."""
 
     advice = (
         "In a container, the answer with the session token takes two hops: set HttpPutResponseHopLimit of the instance "
@@ -115,7 +92,6 @@ class SpotKey:
         return [] if text is None else [PARSERS[self._key](text, self._now())]
 
     def _get(self, path: str) -> str | None:
-        """Return the value of a key; None for a key that is not there."""
         url = self._endpoint + path
         answer = self._send(url, self._headers())
         if answer.status == 401:  # the token is not valid any more

@@ -9,11 +9,10 @@ So only a spot machine is asked where the user has not named Azure.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
 
-from elastic_notices.http import TIMEOUT_SECONDS, Answer, ask, refused
+from elastic_notices.http import TIMEOUT_SECONDS, Answer, ask, json_object, refused
 from elastic_notices.notice import Notice, NotUnderstoodError
 
 ENDPOINT_VARIABLE = "ELASTIC_NOTICES_AZURE_ENDPOINT"
@@ -39,11 +38,7 @@ def parse_events(text: str, machine: str, now: float) -> Sequence[Notice]:
     Raises:
         NotUnderstoodError: It is no such document.
     """
-    try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError):
-        plain = None
-    events = plain.get("Events") if isinstance(plain, dict) else None
+    events = json_object(text).get("Events")
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise NotUnderstoodError(f"no scheduled events: {text[:80]!r}")
     found = []
@@ -69,14 +64,7 @@ def _epoch(text: str) -> float:
 
 
 class ScheduledEvents:
-    """The events of one machine.
-
-    Args:
-        now: Returns seconds since the epoch.
-        endpoint: The address of the service.
-        spot_only: Whether to ask first whether this is a spot machine.
-        send: Sends a request.
-    """
+    """The events of one machine."""
 
     name = "the metadata service of Azure"
     advice = "If pods cannot reach 169.254.169.254, give the pod hostNetwork: true."

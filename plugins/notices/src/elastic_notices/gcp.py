@@ -52,10 +52,8 @@ def parse_maintenance(text: str) -> Sequence[Notice]:
 def at_window_start(notice: Notice, upcoming: str, now: float) -> Notice:
     """Return the notice of a maintenance with the time that is left; until the last minutes it is a hint.
 
-    Args:
-        notice: One of :func:`parse_maintenance`.
-        upcoming: The value of ``instance/upcoming-maintenance``, which may say when the maintenance begins.
-        now: The time, in seconds since 1970.
+    ``upcoming`` is the value of ``instance/upcoming-maintenance``, which may say when that begins; ``now`` is in
+    seconds since 1970.
     """
     found = WINDOW_START.search(upcoming)
     try:

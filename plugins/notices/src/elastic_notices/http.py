@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from elastic_notices.notice import NotUnderstoodError
 
@@ -21,6 +23,17 @@ class Answer:
     status: int
     text: str
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object in an answer; raise NotUnderstoodError if it is none."""
+    try:
+        plain = json.loads(text)
+    except (ValueError, RecursionError):
+        plain = None
+    if not isinstance(plain, dict):
+        raise NotUnderstoodError(f"no JSON object: {text[:80]!r}")
+    return plain
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

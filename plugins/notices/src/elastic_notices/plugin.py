@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_core import JoinedRun, hookimpl
 from elastic_core.errors import UsageError
 from elastic_core.events import Event, Level
-from elastic_notices.detection import chosen
 from elastic_notices.flags import NOTICES
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from elastic_notices.notice import Source
 
 INTERVAL_VARIABLE = "ELASTIC_NOTICES_INTERVAL"
+DMI = Path("/sys/class/dmi/id")
+FILES = ("sys_vendor", "bios_vendor", "product_name", "chassis_asset_tag")
+AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"  # of every machine of Azure; "Microsoft Corporation" is any Hyper-V
 
 
 class Notices:
@@ -100,3 +103,28 @@ def sources_of(cloud: str, environ: Mapping[str, str], *, spot_only: bool = Fals
 
     endpoint = environ.get(azure.ENDPOINT_VARIABLE) or azure.ENDPOINT
     return (azure.ScheduledEvents(time.time, endpoint, spot_only=spot_only),)
+
+
+def read_dmi(folder: Path = DMI) -> dict[str, str]:
+    """Return what the firmware says, as far as it can be read."""
+    found = {}
+    for name in FILES:
+        try:
+            found[name] = (folder / name).read_text(errors="replace").strip()
+        except OSError:
+            continue
+    return found
+
+
+def cloud_of(dmi: Mapping[str, str]) -> str:
+    """Return ``aws``, ``gcp`` or ``azure``; '' for a machine of none of them."""
+    if dmi.get("sys_vendor") == "Amazon EC2" or dmi.get("bios_vendor") == "Amazon EC2":
+        return "aws"
+    if dmi.get("product_name") == "Google Compute Engine":
+        return "gcp"
+    return "azure" if dmi.get("chassis_asset_tag") == AZURE_TAG else ""
+
+
+def chosen(wanted: str, read: Callable[[], Mapping[str, str]] = read_dmi) -> str:
+    """Return the cloud for a value of ``--notices``; '' for none."""
+    return cloud_of(read()) if wanted == "auto" else wanted

@@ -17,13 +17,7 @@ EARLIER_SECONDS = 5.0  # by how much a deadline has to be earlier than the one b
 class Watch:
     """Watches one source, on a thread of its own.
 
-    Args:
-        source: What is asked.
-        leave: Has the node leave, with the reason and the seconds until the machine is taken away.
-        publish: Publishes an event of the node.
-        interval: Seconds between two requests, from start to start; a source that waits by itself takes longer.
-        named: Whether the user has named the cloud, and so has to know if its service has never answered.
-        now: Seconds on a monotonic clock.
+    ``named`` says that the user has named the cloud, and so has to know if its service has never answered.
     """
 
     def __init__(

@@ -33,16 +33,7 @@ REQUEST_MAX_BYTES = 1 << 20
 
 
 class CommandServer:
-    """Keeps the file of an agent, and serves commands, until it is closed.
-
-    Args:
-        file: The file.
-        describe: Returns the agent's state as a text; any thread may call it.
-        course: The agent's newest round, and how it has ended; another thread changes it.
-        connect: Makes a connection to the job's store; None for a job that has none.
-        publish: Publishes an event of the agent.
-        closed: Ends the server once it is set; :meth:`close` sets it.
-    """
+    """Keeps the file of an agent, and serves commands, until it is closed."""
 
     def __init__(
         self,

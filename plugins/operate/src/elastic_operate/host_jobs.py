@@ -58,11 +58,7 @@ class HostJob:
         return next((agent.logs for agent in reversed(self.agents) if agent.logs), "")
 
     def connect(self) -> AgentStore:
-        """Return a connection to an agent.
-
-        Raises:
-            SilentAgentError: No agent answers.
-        """
+        """Return a connection to an agent; raise SilentAgentError if no agent answers."""
         for agent in self.agents:
             try:
                 return AgentStore(agent)

@@ -36,35 +36,20 @@ _MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """The facts about one agent that its file holds.
+    """The facts about one agent that its file holds."""
 
-    Attributes:
-        job: The job's id.
-        run: The run's own id.
-        node: The agent's node id, from which its file and its socket have their names.
-        backend: The rendezvous backend.
-        endpoint: The endpoint, without passwords.
-        logs: The run's directory for logs; '' if they are not kept.
-        pid: The agent's process.
-        started: The start of that process, in ticks since the boot.
-        kernel: The boot and the PID namespace in which ``pid`` and ``started`` have a meaning.
-        ended: When the agent ended, in seconds since 1970; 0 while it runs, and if it was killed.
-        end: How it ended; '' while it runs, and if it was killed.
-        directory: The directory that holds the file; not written.
-    """
-
-    job: str
-    run: str
-    node: str
-    backend: str
-    endpoint: str
-    logs: str
-    pid: int
-    started: int
-    kernel: str
-    ended: float = 0.0
-    end: str = ""
-    directory: str = ""
+    job: str  # the job's id
+    run: str  # the run's own id
+    node: str  # the agent's node id, from which its file and its socket have their names
+    backend: str  # the rendezvous backend
+    endpoint: str  # the endpoint, without passwords
+    logs: str  # the run's directory for logs; '' if they are not kept
+    pid: int  # the agent's process
+    started: int  # the start of that process, in ticks since the boot
+    kernel: str  # the boot and the PID namespace in which ``pid`` and ``started`` have a meaning
+    ended: float = 0.0  # when the agent ended, in seconds since 1970; 0 while it runs, and if it was killed
+    end: str = ""  # how it ended; '' while it runs, and if it was killed
+    directory: str = ""  # the directory that holds the file; not written
 
     @property
     def is_stale(self) -> bool:

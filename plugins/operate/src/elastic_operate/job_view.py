@@ -17,19 +17,12 @@ from elastic_core.session import load, readable, require_agent
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One rank of the newest round; None for what is not known.
+    """One rank of the newest round; None for what is not known."""
 
-    Attributes:
-        rank: Its RANK.
-        pid: Its process on its host.
-        step: The newest step that it is known to have reached.
-        age_s: Seconds since it last made progress.
-    """
-
-    rank: int
-    pid: int | None = None
-    step: int | None = None
-    age_s: float | None = None
+    rank: int  # its RANK
+    pid: int | None = None  # its process on its host
+    step: int | None = None  # the newest step that it is known to have reached
+    age_s: float | None = None  # seconds since it last made progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,76 +35,48 @@ class SavedStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """One node of the job.
+    """One node of the job."""
 
-    Attributes:
-        node_id: Its id.
-        host: The name of its host.
-        ranks: The first and the last rank that it has in the newest round; None for a node without a place in it.
-        phase: ``running``, ``waiting``, ``stopped`` or ``finished``; ``silent`` for a member without a row.
-        leads: Whether it decides for the job.
-        leaving: Whether it has said that it leaves.
-        workers: Its ranks in that round while they run, as it last told of them: every 5 s, or 0.03 s for each
-            node if that is more. Ages count on by its heartbeats.
-        snapshot: The newest snapshot in its memory; None if there is none.
-        checkpoint: The newest checkpoint that it has noticed; None if it has noticed none.
-        store_s: Seconds that the store took to answer its heartbeat; None if it has not said so.
-        notes: What its monitors have noted of this round, by name.
-    """
-
-    node_id: str
-    host: str
+    node_id: str  # its id
+    host: str  # the name of its host
     ranks: tuple[int, int] | None
-    phase: str
-    leads: bool
-    leaving: bool
+    """The first and the last rank that it has in the newest round; None for a node without a place in it."""
+    phase: str  # ``running``, ``waiting``, ``stopped`` or ``finished``; ``silent`` for a member without a row
+    leads: bool  # whether it decides for the job
+    leaving: bool  # whether it has said that it leaves
     workers: tuple[WorkerStatus, ...] = ()
-    snapshot: SavedStatus | None = None
-    checkpoint: SavedStatus | None = None
-    store_s: float | None = None
-    notes: dict[str, str] = field(default_factory=dict)
+    """Its ranks in that round while they run, as it last told of them: every 5 s, or 0.03 s for each node if that is
+    more. Ages count on by its heartbeats.
+    """
+    snapshot: SavedStatus | None = None  # the newest snapshot in its memory; None if there is none
+    checkpoint: SavedStatus | None = None  # the newest checkpoint that it has noticed; None if it has noticed none
+    store_s: float | None = None  # seconds that the store took to answer its heartbeat; None if it has not said so
+    notes: dict[str, str] = field(default_factory=dict)  # what its monitors have noted of this round, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """A job as its store shows it.
+    """A job as its store shows it."""
 
-    Attributes:
-        job: Its id.
-        run: The run's own id.
-        state: In one word: ``forming``, ``running``, ``restarting``, ``succeeded`` or ``failed``.
-        why: Why it is in that state, for a failure or a halt; '' for none.
-        round: The number of the newest round; 0 before the first.
-        world_size: Its workers.
-        age_s: Seconds since the run was opened, to a few seconds: that of the newest entry, or as many as a node has
-            counted heartbeats.
-        restarts: Restarts spent.
-        max_restarts: Of how many; None for no limit.
-        failures: The newest failures that spent a restart, the oldest first.
-        host_losses: How often each host was lost, by host id.
-        nodes: Members in rank order, then the others.
-        waiting: How many nodes wait for a place.
-        why_waiting: Why these have none, if the sizes of ``--nnodes`` are the reason; '' otherwise.
-        spares: How many spares the job is to have (``--spares``).
-        store_s: Seconds that one look took.
-    """
-
-    job: str
-    run: str
-    state: str
-    why: str
-    round: int
-    world_size: int
+    job: str  # its id
+    run: str  # the run's own id
+    state: str  # in one word: ``forming``, ``running``, ``restarting``, ``succeeded`` or ``failed``
+    why: str  # why it is in that state, for a failure or a halt; '' for none
+    round: int  # the number of the newest round; 0 before the first
+    world_size: int  # its workers
     age_s: float
-    restarts: int
-    max_restarts: int | None
-    failures: tuple[Failure, ...]
-    host_losses: dict[str, int]
-    nodes: tuple[NodeStatus, ...]
-    store_s: float
-    waiting: int = 0
-    why_waiting: str = ""
-    spares: int = 0
+    """Seconds since the run was opened, to a few seconds: that of the newest entry, or as many as a node has counted
+    heartbeats.
+    """
+    restarts: int  # restarts spent
+    max_restarts: int | None  # of how many; None for no limit
+    failures: tuple[Failure, ...]  # the newest failures that spent a restart, the oldest first
+    host_losses: dict[str, int]  # how often each host was lost, by host id
+    nodes: tuple[NodeStatus, ...]  # members in rank order, then the others
+    store_s: float  # seconds that one look took
+    waiting: int = 0  # how many nodes wait for a place
+    why_waiting: str = ""  # why these have none, if the sizes of ``--nnodes`` are the reason; '' otherwise
+    spares: int = 0  # how many spares the job is to have (``--spares``)
 
 
 def look(store: RendezvousBackend, job: str, now: Callable[[], float] = time.monotonic) -> JobStatus | None:

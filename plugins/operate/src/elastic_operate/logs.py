@@ -136,7 +136,6 @@ class Follower:
 
 
 def _written_at(run: Path) -> float:
-    """Return when something was last written below a run's directory, as far as its rounds show."""
     newest = 0.0
     for path in (run, *run.glob("round_*"), *run.glob("round_*/rank_*/*.log")):
         with contextlib.suppress(OSError):  # an agent removes what is empty

@@ -90,7 +90,6 @@ def _status_of(given: dict[str, Any], *, watch: bool, as_json: bool) -> int:
 
 
 def _here(job: HostJob) -> str:
-    """Return the line about the agents of this host."""
     agent, pids = job.newest, ", ".join(str(each.pid) for each in job.agents)
     at = f" at {agent.endpoint}" if agent.endpoint else ""
     logs = f"; logs in {job.logs}" if job.logs else ""
@@ -167,7 +166,6 @@ def _node(node: NodeStatus) -> str:
 
 
 def _saved(label: str, what: str, found: Sequence[SavedStatus | None]) -> Iterator[str]:
-    """Yield the line about the newest of the saved states, if there is one."""
     if saved := [each for each in found if each is not None]:
         newest = min(saved, key=lambda each: each.age_s)
         step = "" if newest.step is None else f"of step {newest.step}, "
@@ -200,7 +198,6 @@ def _workers(several: list[WorkerStatus]) -> str:
 
 
 def _slowest(nodes: Sequence[NodeStatus]) -> str:
-    """Return how long the store takes to answer the node for which it takes longest; '' if it is the only one."""
     slowest = max(nodes, key=lambda node: node.store_s or 0.0, default=None)
     if len(nodes) < 2 or slowest is None or not slowest.store_s:
         return ""

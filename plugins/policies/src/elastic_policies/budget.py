@@ -26,18 +26,13 @@ _SINCE: Mapping[str, tuple[Callable[[History, Incident], Sequence[Failure]], str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """A budget of restarts. Exactly one of the other fields is set.
-
-    Attributes:
-        window: Seconds within which restarts are counted.
-        since: The progress that gives all restarts back: ``progress`` (a newer step or checkpoint) or ``checkpoint``.
-        steps: So many newer steps give one restart back.
-    """
+    """A budget of restarts. Exactly one of the other fields is set."""
 
     restarts: int
-    window: float | None = None
+    window: float | None = None  # seconds within which restarts are counted
     since: str | None = None
-    steps: int | None = None
+    """The progress that gives all restarts back: ``progress`` (a newer step or checkpoint) or ``checkpoint``."""
+    steps: int | None = None  # so many newer steps give one restart back
 
     def __str__(self) -> str:
         if self.steps is not None:

@@ -34,11 +34,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_count(text: str, *, least: int, most: int) -> int:
-    """Return the number that ``text`` means.
-
-    Raises:
-        Wrong: It is not a whole number from ``least`` to ``most``.
-    """
+    """Return the number that ``text`` means; raise Wrong if it is not a whole number from ``least`` to ``most``."""
     if not text.strip().isdecimal() or not least <= int(text) <= most:
         raise Wrong(f"has {text!r} where a whole number from {least} to {most} is wanted")
     return int(text)

@@ -37,8 +37,7 @@ from elastic_core.incidents import PEER_LOST, Failure, FailureClass, History, In
 from elastic_core.protocol import as_record
 from elastic_policies.past import is_preemption
 
-Judged: TypeAlias = tuple[Failure, bool]
-"""A round that failed, and whether it progressed."""
+Judged: TypeAlias = tuple[Failure, bool]  # a round that failed, and whether it progressed
 
 OUTSIDE = frozenset({FailureClass.INFRASTRUCTURE, FailureClass.PEER})
 """Classes of failures that have their cause outside the program, mostly: only its step shows that it is the program."""
@@ -58,12 +57,8 @@ class Proof:
 def find_proof(incident: Incident, history: History, few: int, many: int, *, limit_given: bool) -> Proof | None:
     """Return the proof that a job cannot succeed; None if it may.
 
-    Args:
-        incident: The failure that is judged.
-        history: What the ledger remembers.
-        few: How many rounds prove it where the user has given no number of restarts.
-        many: How many prove it where the user has, or where the cause is mostly outside the program.
-        limit_given: Whether the user has.
+    ``few`` rounds prove it where the user has given no number of restarts, ``many`` where the user has, or where
+    the cause is mostly outside the program.
     """
     failure_class = incident.failure_class
     if failure_class is FailureClass.PREEMPTION:

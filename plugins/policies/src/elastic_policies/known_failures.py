@@ -31,27 +31,21 @@ from elastic_core.incidents import (
 
 @dataclass(frozen=True, slots=True)
 class KnownFailure:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: The failure in plain words.
-        failure_class: Whether another try can help.
-        pattern: A regular expression in lower case. Every repeat is bounded, so that a search takes linear time, and
-            every alternative begins with literal text, which is looked for first.
-        advice: What to do, in one sentence.
-        source: Where the text is documented, or reported with its cause.
-        system: Whether the text comes from the kernel, the GPU driver or the scheduler, or is as unmistakable. It
-            counts anywhere in the detail, and for a worker that was killed.
-        host: Whether it can be the fault of the worker's host, so that the job may do better without this host.
-    """
-
-    name: str
-    failure_class: FailureClass
+    name: str  # the failure in plain words
+    failure_class: FailureClass  # whether another try can help
     pattern: str
-    advice: str
-    source: str
+    """A regular expression in lower case. Every repeat is bounded, so that a search takes linear time, and every
+    alternative begins with literal text, which is looked for first.
+    """
+    advice: str  # what to do, in one sentence
+    source: str  # where the text is documented, or reported with its cause
     system: bool = False
-    host: bool = False
+    """The text comes from the kernel, the GPU driver or the scheduler, or is as unmistakable. It counts anywhere in the
+    detail, and for a worker that was killed.
+    """
+    host: bool = False  # it can be the fault of the worker's host, so that the job may do better without this host
 
 
 NOT_LOADED = "a model or a checkpoint could not be loaded"

@@ -7,8 +7,7 @@ from elastic_core.incidents import Action, History, Incident, Verdict
 
 NAME = "nan_loss"
 FORM = "stop"
-EXCEPTION = "NanLoss"
-"""The exception's type of an incident in which the reported loss was not a number."""
+EXCEPTION = "NanLoss"  # the exception's type of an incident in which the reported loss was not a number
 
 
 def parse(text: str) -> str:

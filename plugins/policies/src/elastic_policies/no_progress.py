@@ -12,21 +12,15 @@ from elastic_policies.past import MAX_FAILURES
 
 NAME = "no_progress"
 FORM = "N or N/M, such as 3/5: N equal failures in a row without progress end the job, or M where a limit was given"
-PROOF_ROUNDS = 5
-"""The fewest rounds at one step that end a job whose failures come from outside the program."""
+PROOF_ROUNDS = 5  # the fewest rounds at one step that end a job whose failures come from outside the program
 
 
 @dataclass(frozen=True, slots=True)
 class NoProgress:
-    """After how many equal failures in a row the job ends.
+    """After how many equal failures in a row the job ends."""
 
-    Attributes:
-        few: Where the user has given no number of restarts.
-        many: Where the user has; None if it makes no difference.
-    """
-
-    few: int
-    many: int | None = None
+    few: int  # where the user has given no number of restarts
+    many: int | None = None  # where the user has; None if it makes no difference
 
 
 def parse(text: str) -> NoProgress:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from elastic_core.config.parse import Wrong
 from elastic_core.incidents import Action, FailureClass, History, Incident, Verdict
-from elastic_policies.budget import MAX_WINDOW_SECONDS
+from elastic_policies.budget import MAX_WINDOW_SECONDS, Budget
 from elastic_policies.durations import format_duration, parse_count, parse_duration
 from elastic_policies.past import MAX_FAILURES, is_preemption, within
 
@@ -14,34 +12,23 @@ NAME = "preemptions"
 FORM = "N/DURATION, such as 20/1h: the job ends at the preemption after the N-th within the duration"
 
 
-@dataclass(frozen=True, slots=True)
-class Preemptions:
-    """A limit of preemptions of workers within ``window`` seconds."""
-
-    most: int
-    window: float
-
-    def __str__(self) -> str:
-        return f"{self.most}/{format_duration(self.window)}"
-
-
-def parse(text: str) -> Preemptions:
+def parse(text: str) -> Budget:
     """Return the budget that ``20/1h`` means; raise Wrong for another text."""
     count, slash, window = text.partition("/")
     if not slash:
         raise Wrong(f"is not of the form {FORM}")
-    most = parse_count(count, least=0, most=MAX_FAILURES)
-    return Preemptions(most, parse_duration(window, most=MAX_WINDOW_SECONDS))
+    restarts = parse_count(count, least=0, most=MAX_FAILURES)
+    return Budget(restarts=restarts, window=parse_duration(window, most=MAX_WINDOW_SECONDS))
 
 
-def judge(incident: Incident, history: History, preemptions: Preemptions) -> Verdict | None:
+def judge(incident: Incident, history: History, preemptions: Budget) -> Verdict | None:
     """Give up, and ask the scheduler to run the job again, if there were too many preemptions; abstain otherwise."""
     if incident.failure_class is not FailureClass.PREEMPTION:
         return None
-    before = sum(map(is_preemption, within(history, preemptions.window)))
-    if before < preemptions.most:
+    before = sum(map(is_preemption, within(history, preemptions.window or 0.0)))
+    if before < preemptions.restarts:
         reason = f"preemption {before + 1} of preemptions={preemptions}"
         return Verdict(Action.RESTART, reason, policy=NAME)
-    span = format_duration(preemptions.window)
+    span = format_duration(preemptions.window or 0.0)
     reason = f"workers were preempted {before + 1} times within {span} (preemptions={preemptions})"
     return Verdict(Action.GIVE_UP, reason, requeue=True, policy=NAME)

@@ -34,17 +34,11 @@ OTHER_MODEL = "Error(s) in loading state_dict"  # of a whole checkpoint
 
 @dataclass(frozen=True, slots=True)
 class TornCheckpoint:
-    """When a checkpoint counts as torn, and what is done then.
+    """When a checkpoint counts as torn, and what is done then."""
 
-    Attributes:
-        failures: How many failures in a row.
-        place: ``--checkpoint_path``; '' where it is not known: then the failure is only told.
-        set_aside: ``--set_aside_torn_checkpoints``.
-    """
-
-    failures: int
-    place: str = ""
-    set_aside: bool = False
+    failures: int  # how many failures in a row
+    place: str = ""  # ``--checkpoint_path``; '' where it is not known: then the failure is only told
+    set_aside: bool = False  # ``--set_aside_torn_checkpoints``
 
 
 def parse(text: str) -> TornCheckpoint:

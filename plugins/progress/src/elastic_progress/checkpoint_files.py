@@ -33,7 +33,6 @@ class SavedFile:
 
 
 def _likeness(file: SavedFile) -> tuple[bool, float, str]:
-    """Return a sort key: files with a step in their path are checkpoints before all others, newer ones before older."""
     return step_of_path(file.path) is not None, file.changed_at, file.path
 
 
@@ -95,10 +94,7 @@ def _files_below(place: str) -> Iterator[SavedFile]:
 class CheckpointFiles:
     """A thread that looks for the newest checkpoint at an interval, until it is closed.
 
-    Args:
-        place: A directory or a glob.
-        found: Takes a new checkpoint and its age in seconds; called from that thread.
-        interval: Seconds between two looks.
+    ``found`` takes a new checkpoint and its age in seconds; it is called from that thread.
     """
 
     def __init__(self, place: str, found: Callable[[Checkpoint, float], None], interval: float = LOOK_SECONDS) -> None:

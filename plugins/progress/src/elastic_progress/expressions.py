@@ -43,11 +43,6 @@ def compile_expression(
 ) -> re.Pattern[str]:
     """Compile an expression of a user.
 
-    Args:
-        groups: The named groups that it may have.
-        needs_group: Whether it needs at least one of them.
-        seconds: The CPU time of this thread.
-
     Raises:
         WrongExpression: It does not compile, has a group of another name or none at all, or could take long.
     """

@@ -42,16 +42,12 @@ class Scanner:
         self._allowed, self._at = LINES_AT_ONCE + RESERVE, 0.0
         self._waiting: tuple[bytes, float] | None = None
         """The newest line that there was no time for, and when it came."""
-        self._shown = b""
-        """The bar without an end that was returned already."""
+        self._shown = b""  # the bar without an end that was returned already
 
     def feed(self, data: bytes, needles: Sequence[bytes] | None, now: float) -> list[str]:
         """Return lines that ``data`` completes, oldest first.
 
-        Args:
-            data: What was read from the stream.
-            needles: Texts of which a line must have one; None for any line. Lines with the last one come first.
-            now: Seconds, monotonic.
+        A line must have one of ``needles``, unless these are None; lines with the last one come first.
         """
         data = self._rest + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
@@ -214,11 +210,7 @@ class Recognizer:
 
 @dataclass(slots=True)
 class LineReader:
-    """Reads the lines of one worker, of both its streams.
-
-    Attributes:
-        recognizer: The node's.
-    """
+    """Reads the lines of one worker, of both its streams."""
 
     recognizer: Recognizer
     _began: dict[tuple[str, int], int] = field(default_factory=dict)  # the first n of each bar

@@ -36,8 +36,6 @@ class LossWatch:
 
 @dataclass(slots=True)
 class _Losses:
-    """The losses of one rank."""
-
     progress: Progress = field(default_factory=Progress)
     position: float | None = None  # of the last loss
     broken: int = 0  # readings in a row whose loss is nan or infinite

@@ -23,24 +23,18 @@ _HAS_LOSS = rf"\A(?=.*?{_LOSS}['\"]?[ \t:=\"]{{1,6}}(?P<loss>{_NUMBER})(?![\w%])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """The lines of one framework.
+    """The lines of one framework."""
 
-    Attributes:
-        name: For people.
-        expression: A regular expression with the groups step, loss, samples and epoch, or n and total of a bar.
-        needles: Each such line has one of these texts, which are searched for first. They should be rare in other
-            lines: of a flood, few lines are compared.
-        also: Further expressions that are read once the pattern is chosen, each with its needles.
-        is_generic: Whether a pattern that is not generic replaces this one, once it is found.
-        source: Where the framework makes such lines.
-    """
-
-    name: str
-    expression: str
+    name: str  # for people
+    expression: str  # a regular expression with the groups step, loss, samples and epoch, or n and total of a bar
     needles: tuple[str, ...]
-    source: str
+    """Each such line has one of these texts, which are searched for first. They should be rare in other lines: of a
+    flood, few lines are compared.
+    """
+    source: str  # where the framework makes such lines
     also: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    is_generic: bool = False
+    """Further expressions that are read once the pattern is chosen, each with its needles."""
+    is_generic: bool = False  # whether a pattern that is not generic replaces this one, once it is found
 
 
 PATTERNS: Sequence[Pattern] = (

@@ -20,12 +20,7 @@ UNREAD_MAX_BYTES = 1 << 16  # of output that is collected
 
 
 class ProgressReader:
-    """Reads the lines of the workers of the current round. Any thread may call its methods.
-
-    Args:
-        now: Seconds, monotonic.
-        cpu: The CPU seconds of the calling thread.
-    """
+    """Reads the lines of the workers of the current round. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -42,8 +37,7 @@ class ProgressReader:
         self._reporting = threading.local()
         """In a thread that reports what was read, ``on`` is True: other progress comes from the script itself."""
         self._script_reports = False
-        self._told_pattern = ""
-        """The name of the pattern that was published last."""
+        self._told_pattern = ""  # the name of the pattern that was published last
         self._is_own = expressions.progress is not None or expressions.checkpoint is not None
         """True if the user has given an expression: all streams are read, and the time of a match is limited."""
 

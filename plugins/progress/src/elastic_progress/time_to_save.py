@@ -10,29 +10,17 @@ from elastic_core.monitors import PlannedStop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeToSave:
-    """The outcome of saving the state of a round, as far as this node knows it. None: not known.
+    """The outcome of saving the state of a round, as far as this node knows it. None: not known."""
 
-    Attributes:
-        round: The round.
-        had_s: Seconds that its workers had from the notice on.
-        took_s: Seconds from the notice until the last of them had ended.
-        step: The newest step that a worker of this node had reached.
-        saved_step: The step of the newest checkpoint or snapshot.
-        saved_s: Seconds from that checkpoint to the end; None also for a snapshot in memory.
-        in_memory: Whether that is a snapshot in memory.
-        in_time: Whether it was saved after the notice, or is of the last step.
-        lost_steps: The steps since then.
-    """
-
-    round: int
-    had_s: float
-    took_s: float
-    step: int | None = None
-    saved_step: int | None = None
-    saved_s: float | None = None
-    in_memory: bool = False
-    in_time: bool | None = None
-    lost_steps: int | None = None
+    round: int  # the round
+    had_s: float  # seconds that its workers had from the notice on
+    took_s: float  # seconds from the notice until the last of them had ended
+    step: int | None = None  # the newest step that a worker of this node had reached
+    saved_step: int | None = None  # the step of the newest checkpoint or snapshot
+    saved_s: float | None = None  # seconds from that checkpoint to the end; None also for a snapshot in memory
+    in_memory: bool = False  # whether that is a snapshot in memory
+    in_time: bool | None = None  # whether it was saved after the notice, or is of the last step
+    lost_steps: int | None = None  # the steps since then
 
     def describe(self) -> str:
         """Return it in one line."""

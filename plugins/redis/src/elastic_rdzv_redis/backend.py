@@ -43,8 +43,7 @@ from elastic_rdzv_redis.connect import Dialler
 
 LONGEST_SLEEP = 5.0
 """Seconds that a waiter sleeps at a time. Changes wake it; this is for a server that hangs and closes no connection."""
-_LAYOUT = 2
-"""The version of what the keys hold; it is in their names, so that others never read each other's."""
+_LAYOUT = 2  # the version of what the keys hold; it is in their names, so that others never read each other's
 
 _T = TypeVar("_T")
 
@@ -65,8 +64,6 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A view of the store, with the last notifications of ledger and roster before it."""
-
     cursor: Cursor
     strokes: tuple[bytes, bytes]
 
@@ -84,11 +81,8 @@ class _Look:
 class RedisBackend(RendezvousBackend, ReplaceableServer):
     """One connection to one job's keys.
 
-    Args:
-        dialler: Makes connections.
-        run_id: Which job.
-        replaceable: Whether an earlier connection has found that another server may replace the one it leads to: one
-            that is cut off shows no replicas.
+    ``replaceable``: an earlier connection has found that another server may replace the one it leads to; one that
+    is cut off shows no replicas.
 
     Raises:
         RendezvousConnectionError: The server cannot be reached, refuses us, or will not do.
@@ -295,7 +289,6 @@ class RedisBackend(RendezvousBackend, ReplaceableServer):
         return reply
 
     def _head(self, reply: Any) -> int:
-        """Return the index of the newest entry."""
         if (index := self._known(int, reply)) < 0:
             raise self._planted("the index of the newest entry", index)
         return index

@@ -13,10 +13,7 @@ CONNECTIONS_PER_NODE = 4
 def capacity_warning(clients: str, max_nodes: int, where: str) -> StoreWarning | None:
     """Why the server will refuse some nodes of a job; None if all fit, or if the server does not tell.
 
-    Args:
-        clients: The answer to ``INFO clients`` (https://redis.io/docs/latest/commands/info/).
-        max_nodes: The most nodes of the job.
-        where: The server, for the message.
+    ``clients`` is the answer to ``INFO clients`` (https://redis.io/docs/latest/commands/info/).
     """
     told = {name: int(value) for name, value in re.findall(r"^(\w+):(\d+)\s*$", clients, re.MULTILINE)}
     if "maxclients" not in told:

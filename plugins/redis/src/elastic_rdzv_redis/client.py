@@ -43,8 +43,7 @@ _ECHO = ", with args beginning with"
 class _Line(AbstractConnection):
     """redis-py's side of a connection: a socket that is there already, once."""
 
-    host = ""
-    """For redis-py's own records, which are never read."""
+    host = ""  # for redis-py's own records, which are never read
 
     def __init__(self, sock: socket.socket, where: str, **settings: Any) -> None:
         super().__init__(**settings)
@@ -73,14 +72,8 @@ class Client:
     Every method raises RendezvousConnectionError when the server is gone, does not answer in time or refuses, or when
     this connection is closed; and RendezvousStateError when a key holds something else.
 
-    Args:
-        sock: The way to the server; closed with this object, also when making it fails.
-        where: The server, for messages.
-        db: Which of its databases.
-        credentials: Where it was said whom to identify as, for messages.
-        identity: The user's name and the password; None for the server's default user, or no password.
-        patience: Seconds that each answer may take until :meth:`settle` says otherwise.
-        doubt: Why it may hang up before that, for messages.
+    ``sock`` is closed with this object, also when making it fails. An answer may take ``patience`` seconds until
+    :meth:`settle` says otherwise.
 
     Raises:
         RendezvousConnectionError: It does not let us in.
@@ -101,8 +94,7 @@ class Client:
         self._credentials, self._doubt = credentials, doubt
         self._patience = patience
         self._closed = False
-        self._busy = threading.Lock()
-        """Held while an answer is waited for."""
+        self._busy = threading.Lock()  # held while an answer is waited for
         self._socket = sock
         self._plug = socket.socket(fileno=socket.dup(sock.fileno()))
         """A duplicate of the socket for other threads, which must not touch a TLS socket."""

@@ -27,12 +27,9 @@ class Master:
     """A server that will do, as it was when the connection was made."""
 
     client: Client
-    host: HostPort | None
-    """Its address; None for the endpoint's unix socket."""
-    replicas: int
-    """Replicas that were connected to it."""
-    guarded: bool
-    """True if it refuses writes that too few replicas would have (min-replicas-to-write)."""
+    host: HostPort | None  # its address; None for the endpoint's unix socket
+    replicas: int  # replicas that were connected to it
+    guarded: bool  # true if it refuses writes that too few replicas would have (min-replicas-to-write)
 
 
 class Dialler:
@@ -40,8 +37,7 @@ class Dialler:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._addresses: dict[HostPort, list[Any]] = {}
-        """The addresses of names when they were last looked up."""
+        self._addresses: dict[HostPort, list[Any]] = {}  # the addresses of names when they were last looked up
         self._context = None if options.tls is None else _tls_context(options)
 
     def dial(self) -> Master:
@@ -72,7 +68,6 @@ class Dialler:
         return 2 * found > len(sentinels)
 
     def _same(self, named: HostPort, host: HostPort) -> bool:
-        """Return True if two names are those of one server."""
         if named == host:
             return True
         if named.port != host.port:
@@ -155,7 +150,6 @@ class Dialler:
     def _client(
         self, host: HostPort | None, credentials: Credentials, deadline: float, *, whose: str = "", db: int = 0
     ) -> Client:
-        """Return a connection to one server, or with no host to the endpoint's unix socket."""
         identity = credentials.now()
         where = f"{host or self.options.endpoint}{whose}"
         sock = self._unix(where) if host is None else self._tcp(host, where, deadline)
@@ -181,7 +175,6 @@ class Dialler:
         return f"It may not trust the client's certificate, --rdzv_conf cert={self.options.tls.cert}; see its log."
 
     def _forget(self, host: HostPort | None) -> None:
-        """Let the next attempt look the name up anew."""
         if host is not None:
             self._addresses.pop(host, None)
 
@@ -239,7 +232,6 @@ class Dialler:
 
 
 def _halfway(deadline: float) -> float:
-    """Half of the time that is left."""
     return (time.monotonic() + deadline) / 2
 
 
@@ -251,7 +243,6 @@ def _unreachable(where: str, why: str) -> RendezvousConnectionError:
 
 
 def _look_up(host: HostPort, patience: float) -> list[Any]:
-    """Return what a name stands for."""
     with contextlib.suppress(socket.gaierror, UnicodeError):
         return socket.getaddrinfo(host.host, host.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     try:
@@ -291,11 +282,7 @@ def _check_fitness(client: Client) -> dict[str, str]:
 
 
 def _tls_context(options: Options) -> ssl.SSLContext:
-    """Return the TLS context for this server.
-
-    Raises:
-        UsageError: A file holds something else.
-    """
+    """Return the TLS context for this server; raise UsageError if a file holds something else."""
     tls = options.tls
     assert tls is not None
     try:

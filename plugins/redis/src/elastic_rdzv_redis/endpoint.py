@@ -23,10 +23,8 @@ _URL = re.compile(r"(?P<scheme>[a-z]+)://(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.
 class Endpoint:
     """``--rdzv_endpoint``, read. As text it has no password."""
 
-    hosts: tuple[HostPort, ...] = ()
-    """One; several only for sentinels."""
-    path: str | None = None
-    """Of a unix socket."""
+    hosts: tuple[HostPort, ...] = ()  # one; several only for sentinels
+    path: str | None = None  # of a unix socket
     tls: bool = False
     db: int = 0
     username: str | None = None

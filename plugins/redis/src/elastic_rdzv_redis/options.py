@@ -41,12 +41,9 @@ class Credentials:
 
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    file: Path | None = None
-    """The file that has the password, in its place."""
-    option: str = "password_file"
-    """The key of ``--rdzv_conf`` that names such a file."""
-    variable: str = PASSWORD
-    """The environment's, from which the password may come as well."""
+    file: Path | None = None  # the file that has the password, in its place
+    option: str = "password_file"  # the key of ``--rdzv_conf`` that names such a file
+    variable: str = PASSWORD  # the environment's, from which the password may come as well
 
     def now(self) -> tuple[str | None, str | None]:
         """Return the user's name and the password; a file is read each time, since passwords change.
@@ -86,8 +83,7 @@ class Options:
 
     endpoint: Endpoint
     credentials: Credentials = Credentials()
-    sentinel: str | None = None
-    """The master's name, where the endpoint names its sentinels."""
+    sentinel: str | None = None  # the master's name, where the endpoint names its sentinels
     sentinel_credentials: Credentials = Credentials()
     tls: Tls | None = None
     prefix: str = PREFIX
@@ -96,11 +92,7 @@ class Options:
 
     @classmethod
     def read(cls, endpoint: str, config: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Options:
-        """Read them.
-
-        Raises:
-            UsageError: The endpoint is none, a value cannot be, or two of them contradict each other.
-        """
+        """Read them; raise UsageError if the endpoint or a value is wrong, or two of them contradict each other."""
         if "sentinel" in config and not config["sentinel"]:
             raise UsageError("--rdzv_conf 'sentinel=': the master has no name.")
         where = Endpoint.parse(endpoint, sentinels="sentinel" in config)

@@ -17,8 +17,7 @@ LATEST = 86_400  # seconds that a job waits for the minimum of nodes where Slurm
 PREEMPTION_GRACE = 20  # seconds: within the 30 that Slurm leaves by default between SIGTERM and SIGKILL (KillWait)
 PLACE = ("rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr", "master_port")
 
-Default = tuple[str, str]
-"""The text of a flag, and the variables that it is from."""
+Default = tuple[str, str]  # the text of a flag, and the variables that it is from
 
 
 def flag_defaults(
@@ -26,11 +25,8 @@ def flag_defaults(
 ) -> dict[str, Default]:
     """Return the defaults of the flags that ``given`` does not have.
 
-    Args:
-        here: The allocation.
-        given: The flags that the user gave, which win. With a flag for the place where nodes meet, no place is
-            returned; with a number of nodes, the user may start the agents in any way.
-        find_shared: Returns a directory that all nodes see, and where it is from.
+    With a flag for the place where nodes meet, no place is returned; with a number of nodes, the user may start the
+    agents in any way. ``find_shared`` returns a directory that all nodes see, and where it is from.
 
     Raises:
         UsageError: The process is not one of a step that has it once on each node.

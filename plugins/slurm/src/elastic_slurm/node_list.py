@@ -45,7 +45,6 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts between the commas that are outside of brackets."""
     parts, depth, start = [], 0, 0
     for place, character in enumerate(text):
         depth += (character == "[") - (character == "]")

@@ -26,26 +26,21 @@ _T = TypeVar("_T")
 _CHUNK = 1 << 16
 LATE = 0.5
 """Seconds for which a held request's reply is waited for when its client has given up; some requests have none."""
-RELEASED_WITHIN = 60.0
-"""Seconds after which a request that was held and released must have passed."""
+RELEASED_WITHIN = 60.0  # seconds after which a request that was held and released must have passed
 
 
 class Lost(enum.Enum):
     """The message that a bad line loses."""
 
-    REQUEST = "request"
-    """The store never sees it."""
-    REPLY = "reply"
-    """The store has done what it was asked, and its reply is lost."""
+    REQUEST = "request"  # the store never sees it
+    REPLY = "reply"  # the store has done what it was asked, and its reply is lost
 
 
 class Data(enum.Enum):
     """The data that a store is restarted with."""
 
-    KEPT = "kept"
-    """All that it has acknowledged."""
-    COPY = "copy"
-    """The contents at the last :meth:`Keeper.copy`: its last writes are gone."""
+    KEPT = "kept"  # all that it has acknowledged
+    COPY = "copy"  # the contents at the last :meth:`Keeper.copy`: its last writes are gone
     EMPTY = "empty"
 
 
@@ -55,19 +50,15 @@ class BadLine(ABC):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._hold_in = 0
-        """Which request from now on is to be held; 0 for none."""
-        self._held: object = None
-        """The connection on which nothing passes."""
+        self._hold_in = 0  # which request from now on is to be held; 0 for none
+        self._held: object = None  # the connection on which nothing passes
         self._silent = False
         self._lost: Lost | None = None
         self._left = 0
-        self.requests = 0
-        """The number of requests so far."""
+        self.requests = 0  # the number of requests so far
         self.spoilt = False
         """True if something was lost since :meth:`lose` was called, or held since :meth:`hold` or :meth:`silence`."""
-        self.down = False
-        """True if nothing passes at all; set it by :meth:`cut` and :meth:`mend`."""
+        self.down = False  # true if nothing passes at all; set it by :meth:`cut` and :meth:`mend`
 
     def lose(self, what: Lost, nth: int) -> None:
         """Lose the ``nth`` request from now on (1 is the next), or its reply, and break the connection it was on."""
@@ -153,10 +144,6 @@ class Keeper(ABC):
 class LossyProxy(BadLine):
     """Stands between clients and a server that is reached over TCP; what one reads from a client at once is a request.
 
-    Args:
-        host: The server's.
-        port: The server's.
-
     Attributes:
         port: Where the proxy listens, on 127.0.0.1.
     """
@@ -164,8 +151,7 @@ class LossyProxy(BadLine):
     def __init__(self, host: str, port: int) -> None:
         super().__init__()
         self._server = (host, port)
-        self._under_way = 0
-        """Requests that were held, and that the server has not answered yet."""
+        self._under_way = 0  # requests that were held, and that the server has not answered yet
         self._open: set[socket.socket] = set()
         self.port = 0
         self._listen()

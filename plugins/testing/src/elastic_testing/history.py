@@ -16,31 +16,21 @@ from typing import Any, TypeAlias
 from elastic_core.rendezvous import Cursor, HeartbeatReply, Link, RosterRow
 from elastic_testing.linearizability import IMPOSSIBLE, Apply, Contradiction, State, Step, contradiction
 
-Chain: TypeAlias = tuple[tuple[str, bytes], ...]
-"""A ledger: the id and the data of each entry."""
-Row: TypeAlias = tuple[int, bytes] | None
-"""A row's revision and value; None when there is no row."""
+Chain: TypeAlias = tuple[tuple[str, bytes], ...]  # a ledger: the id and the data of each entry
+Row: TypeAlias = tuple[int, bytes] | None  # a row's revision and value; None when there is no row
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a backend's method.
+    """One call of a backend's method."""
 
-    Attributes:
-        process: Who made it.
-        method: The method's name.
-        arguments: What it was given.
-        result: What it returned; None where ``returned`` is None.
-        invoked: When it began: CLOCK_MONOTONIC, in ns, which all processes of a host share.
-        returned: When it returned; None if it raised RendezvousConnectionError, so that its outcome is unknown.
-    """
-
-    process: str
-    method: str
-    arguments: tuple[Any, ...]
-    result: Any
-    invoked: int
+    process: str  # who made it
+    method: str  # the method's name
+    arguments: tuple[Any, ...]  # what it was given
+    result: Any  # what it returned; None where ``returned`` is None
+    invoked: int  # when it began: CLOCK_MONOTONIC, in ns, which all processes of a host share
     returned: int | None
+    """When it returned; None if it raised RendezvousConnectionError, so that its outcome is unknown."""
 
     def __str__(self) -> str:
         arguments = ", ".join(map(repr, self.arguments))
@@ -125,7 +115,6 @@ def _head_at_least(head: int, chain: Chain) -> State:
 
 
 def _shows_an_entry(result: object) -> bool:
-    """Return True if a caller with this answer knows of an entry from then on."""
     match result:
         case HeartbeatReply(head=head) | Cursor(head=head):
             return head > 0

@@ -18,13 +18,10 @@ from elastic_testing.faults import BadLine, Lost
 from elastic_testing.linearizability_suite import LinearizabilityConformance
 from elastic_testing.race import PATIENCE, background, outcome, times_run
 
-MOST_REQUESTS = 50
-"""Requests that one operation may take; more is no constant."""
-ROUGHLY = 1.2
-"""The most that one operation may cost in a large job, as a multiple of its cost in a small one."""
+MOST_REQUESTS = 50  # requests that one operation may take; more is no constant
+ROUGHLY = 1.2  # the most that one operation may cost in a large job, as a multiple of its cost in a small one
 
-WATCHED = 2.0
-"""Seconds for which a sleeping waiter is watched."""
+WATCHED = 2.0  # seconds for which a sleeping waiter is watched
 FEW = 3
 """Requests that it may make in that time, and times that its thread may run: a wait that is cut into long pieces is
 still one."""

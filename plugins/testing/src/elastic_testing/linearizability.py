@@ -28,41 +28,29 @@ class _Impossible:
         return "IMPOSSIBLE"
 
 
-IMPOSSIBLE = _Impossible()
-"""A state that no call leads to."""
+IMPOSSIBLE = _Impossible()  # a state that no call leads to
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A call, as one object sees it.
+    """A call, as one object sees it."""
 
-    Attributes:
-        invoked: When it began, in ns.
-        returned: When it returned, in ns; None if its outcome is unknown. Such a call may take effect at any time after
-            it began, or never.
-        apply: What it does.
-        text: What it was, for people.
-    """
-
-    invoked: int
+    invoked: int  # when it began, in ns
     returned: int | None
-    apply: Apply
-    text: str
+    """When it returned, in ns; None if its outcome is unknown. Such a call may take effect at any time after it
+    began, or never.
+    """
+    apply: Apply  # what it does
+    text: str  # what it was, for people
 
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """A call whose result nothing explains: the first in the order of returns.
+    """A call whose result nothing explains: the first in the order of returns."""
 
-    Attributes:
-        step: The call.
-        states: The states that were possible just before it returned.
-        concurrent: Calls that may have taken effect by then, or may not.
-    """
-
-    step: Step
-    states: list[State]
-    concurrent: list[Step]
+    step: Step  # the call
+    states: list[State]  # the states that were possible just before it returned
+    concurrent: list[Step]  # calls that may have taken effect by then, or may not
 
 
 def contradiction(steps: Sequence[Step], initial: State) -> Contradiction | None:

@@ -11,11 +11,9 @@ from elastic_testing.faults import BadLine, Keeper, LossyCalls
 from elastic_testing.history import check_history
 from elastic_testing.workload import work
 
-CALLS = 1000
-"""Of all processes together, or fewer, where those take longer than this."""
+CALLS = 1000  # of all processes together, or fewer, where those take longer than this
 SECONDS = 1.0
-RESTARTS = 1
-"""Of the store, while they work."""
+RESTARTS = 1  # of the store, while they work
 
 
 class LinearizabilityConformance(Connections):

@@ -26,11 +26,7 @@ class MemoryBackend(LocalBackend):
 
 
 class MemoryServer(Keeper):
-    """A store's server for the suites: many jobs, many connections, and a life of its own.
-
-    Args:
-        may_forget: What its connections say of it, for which a job's first round waits.
-    """
+    """A store's server for the suites: many jobs, many connections, and a life of its own."""
 
     def __init__(self, *, may_forget: bool = False) -> None:
         self.may_forget = may_forget
@@ -40,19 +36,11 @@ class MemoryServer(Keeper):
         self.running = True
 
     def open(self, run_id: str) -> MemoryBackend:
-        """Return a first connection to a job.
-
-        Raises:
-            RendezvousConnectionError: The server is stopped.
-        """
+        """Return a first connection to a job; raise RendezvousConnectionError if the server is stopped."""
         return MemoryBackend(self, run_id)
 
     def store(self, run_id: str) -> MemoryStore:
-        """Return what is kept of a job.
-
-        Raises:
-            RendezvousConnectionError: The server is stopped.
-        """
+        """Return what is kept of a job; raise RendezvousConnectionError if the server is stopped."""
         if not self.running:
             raise RendezvousConnectionError("The server in memory is stopped.")
         return self._jobs.setdefault(run_id, MemoryStore())

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 from elastic_core.threads import asked
 
-PATIENCE = 60.0
-"""Seconds after which something that must happen counts as not happening."""
+PATIENCE = 60.0  # seconds after which something that must happen counts as not happening
 WAKE_UP = 10.0
 """Seconds after which a waiter that sleeps counts as not woken.
 
@@ -28,10 +27,8 @@ than this: else a wake-up that is lost goes unseen.
 """
 ASLEEP = 0.05
 """Seconds for which a thread must not have run to count as asleep: longer than a store's answer takes."""
-FALLS_ASLEEP = 0.5
-"""Most seconds to wait for that: one who looks again and again never sleeps."""
-RACERS = 6
-"""Threads in a race."""
+FALLS_ASLEEP = 0.5  # most seconds to wait for that: one who looks again and again never sleeps
+RACERS = 6  # threads in a race
 
 _T = TypeVar("_T")
 

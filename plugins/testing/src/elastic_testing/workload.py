@@ -27,29 +27,18 @@ from elastic_testing.race import PATIENCE, background
 
 JOB = "job"
 WORKERS = 3
-TAKEN_BACK = 12
-"""Amendments of a row, about, before its owner removes it and enters another."""
-CALLS_A_LOSS = 25
-"""Calls for each that is lost, about, where whole calls are lost."""
+TAKEN_BACK = 12  # amendments of a row, about, before its owner removes it and enters another
+CALLS_A_LOSS = 25  # calls for each that is lost, about, where whole calls are lost
 REQUESTS_A_LOSS = 50
 """Requests for each that is lost, about, over a proxy; a call may take several, and a new connection, too."""
-LONGEST_WAIT = 0.01
-"""Seconds that a call of wait() may take."""
-POLL = 0.002
-"""Seconds between two looks at what workers have done, and between two attempts to connect."""
+LONGEST_WAIT = 0.01  # seconds that a call of wait() may take
+POLL = 0.002  # seconds between two looks at what workers have done, and between two attempts to connect
 
 Opens = Callable[[str], RendezvousBackend]
 
 
 class Worker:
-    """One process's calls.
-
-    Args:
-        name: The process, in the record.
-        opens: Makes the first connection.
-        line: What loses requests; it has an effect here only if it lies within this process.
-        seed: Of the random choices.
-    """
+    """One process's calls."""
 
     def __init__(self, name: str, opens: Opens, line: BadLine, seed: str) -> None:
         self.calls: list[Call] = []
@@ -58,8 +47,7 @@ class Worker:
         self._store = _insist(self._first.connect)
         self._head = ORIGIN
         self._cursor = Cursor()
-        self._mine: tuple[Link, Link] | None = None
-        """An append of unknown outcome, and what it was built on."""
+        self._mine: tuple[Link, Link] | None = None  # an append of unknown outcome, and what it was built on
         self._lives = 0
         self._entered = False
         self._revision = self._heartbeats = 0
@@ -181,14 +169,9 @@ def work(
 ) -> list[Call]:
     """Let workers make calls at once, lose some of their requests, restart the store, and read all of it in the end.
 
-    Args:
-        opens: Makes a first connection to a job's store, over ``line``; also in a process that is forked from this one.
-        line: What loses requests: in this process if it is a proxy, or in each worker if connections are wrapped in it.
-        keeper: Restarts the store, with its data; None if it cannot be restarted.
-        calls: How many calls the workers make together, about, unless the time is over before.
-        seconds: How long they work, about; what restarts take comes on top.
-        restarts: How often the store is restarted.
-        seed: Of the random choices. How the workers' calls meet differs all the same.
+    A line that is a proxy loses requests in this process, one that wraps connections in each worker. ``keeper``
+    restarts the store, with its data; None if it cannot be restarted. ``calls`` and ``seconds`` are of all workers
+    together, about. How the calls meet differs, whatever the ``seed``.
     """
     choice = random.Random(seed)
     parts = restarts + 1 if keeper is not None else 1
@@ -221,14 +204,7 @@ def is_shared(opens: Opens) -> bool:
 
 
 class Workers:
-    """Workers that begin at once, as processes or threads. Processes left at the end of the block are killed.
-
-    Args:
-        opens: Makes their first connections.
-        line: What loses their requests.
-        seed: Of their random choices.
-        forked: Whether they are processes.
-    """
+    """Workers that begin at once, as processes or threads. Processes left at the end of the block are killed."""
 
     def __init__(self, opens: Opens, line: BadLine, seed: str, *, forked: bool) -> None:
         self._progress = memoryview(mmap(-1, 8 * WORKERS)).cast("q")  # shared with processes that are forked
@@ -298,7 +274,6 @@ def _forked(body: Callable[..., None], *arguments: object) -> BaseProcess:
 
 
 def _insist(connect: Callable[[], RendezvousBackend]) -> RendezvousBackend:
-    """Return a connection, once there is one."""
     give_up = time.monotonic() + PATIENCE
     while True:
         try:

@@ -18,17 +18,13 @@ _T = TypeVar("_T")
 class Progress(Protocol):
     """A training state, as far as this goes."""
 
-    step: int
-    """Steps committed."""
-    epoch: int
-    """The epoch in progress, from 0."""
-    lacks_batches: bool
-    """The epoch was resumed after its last batch."""
+    step: int  # steps committed
+    epoch: int  # the epoch in progress, from 0
+    lacks_batches: bool  # the epoch was resumed after its last batch
 
 
 UNSET = "none left: what the loop over them sets needs a value from before it"
-_states: list[weakref.ref[Progress]] = []
-"""In the order in which they were made."""
+_states: list[weakref.ref[Progress]] = []  # in the order in which they were made
 
 
 def follow(state: Progress) -> None:

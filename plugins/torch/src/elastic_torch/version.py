@@ -32,12 +32,9 @@ class Stamp:
 class Place:
     """A worker, as its launcher names it."""
 
-    run: str
-    """The run's uid; under torchrun, the job's id."""
-    round: int
-    """Under torchrun, the count of restarts."""
-    local_rank: int
-    """The number among the workers of its node, also where each of them is told that it is the first."""
+    run: str  # the run's uid; under torchrun, the job's id
+    round: int  # under torchrun, the count of restarts
+    local_rank: int  # the number among the workers of its node, also where each of them is told that it is the first
 
     @classmethod
     def found(cls, environ: Mapping[str, str] = os.environ) -> Place:
@@ -56,17 +53,11 @@ def digest(run: str) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """The position of a checkpoint in the life of a job. Later ones compare greater.
+    """The position of a checkpoint in the life of a job. Later ones compare greater."""
 
-    Attributes:
-        run: The run's number in this checkpoint directory, from 1: runs are numbered as they begin to save there.
-        round: The round's number within the run.
-        step: The training step, whatever the script counts.
-    """
-
-    run: int
-    round: int
-    step: int
+    run: int  # the run's number in this checkpoint directory, from 1: runs are numbered as they begin to save there
+    round: int  # the round's number within the run
+    step: int  # the training step, whatever the script counts
 
     def __str__(self) -> str:
         return f"run-{self.run:04}_round-{self.round:05}_step-{self.step:09}"
@@ -87,21 +78,13 @@ def parse(folder: str) -> Position | None:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One complete checkpoint.
+    """One complete checkpoint."""
 
-    Attributes:
-        position: Its place in the order of all checkpoints of the directory.
-        run_uid: The uid of the run that saved it.
-        folder: Its folder's name in the checkpoint directory.
-        where: The same as a whole path or URL; ``torch.distributed.checkpoint`` can read it as it is.
-        size: Bytes of all its files.
-    """
-
-    position: Position
-    run_uid: str
-    folder: str
-    where: str
-    size: int
+    position: Position  # its place in the order of all checkpoints of the directory
+    run_uid: str  # the uid of the run that saved it
+    folder: str  # its folder's name in the checkpoint directory
+    where: str  # the same as a whole path or URL; ``torch.distributed.checkpoint`` can read it as it is
+    size: int  # bytes of all its files
 
     @property
     def step(self) -> int:

@@ -198,7 +198,6 @@ def _main_program() -> MainProgram:
 
 
 def _repeat(program: MainProgram) -> None:
-    """Define the functions and classes of the launcher's main program in this interpreter's main program."""
     global _repeating
     sys.path[:], sys.argv[:] = program.search, program.argv
     module = types.ModuleType(MAIN)

@@ -12,11 +12,7 @@ NO_ERROR_FILE = "<N/A>"
 
 
 class JobFailed(ChildFailedError, SystemExit):
-    """torch's ``ChildFailedError``, for a program that catches it. One that does not exits as ``elastic run`` does.
-
-    Attributes:
-        code: The exit code of ``elastic run``.
-    """
+    """torch's ``ChildFailedError``, for a program that catches it. One that does not exits as ``elastic run`` does."""
 
     def __init__(self, failed: launch.ChildFailedError) -> None:
         incident, code = failed.incident, failed.returncode
@@ -32,11 +28,7 @@ class JobFailed(ChildFailedError, SystemExit):
 
 
 class NodeRefused(RendezvousError, SystemExit):
-    """torch's ``RendezvousError``: this node could not take part in the job, or its results could not be read.
-
-    Attributes:
-        code: The exit code of ``elastic run``.
-    """
+    """torch's ``RendezvousError``: this node could not take part in the job, or its results could not be read."""
 
     def __init__(self, message: str, code: int = ElasticError.exit_code) -> None:
         super().__init__(message)

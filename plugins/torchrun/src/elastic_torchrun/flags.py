@@ -15,10 +15,8 @@ SCRIPT, ARGUMENTS = "training_script", "training_script_args"
 def flags_of(args: Namespace, parser: ArgumentParser, written: Collection[str] = ()) -> list[str]:
     """Return the command line of ``elastic run`` that means the same.
 
-    Args:
-        args: torchrun's parameters, by whatever program: some may be missing, be numbers instead of texts, or None.
-        parser: torchrun's own, which knows their defaults: what has its default is left out.
-        written: The parameters that a command line gave, where there was one.
+    Some parameters may be missing, be numbers instead of texts, or None. What has its default by torchrun's
+    ``parser`` is left out, unless it was ``written`` on a command line.
     """
     explicit = {*(BY_HAND if _is_static(args) else ()), *(name for name in DIFFERENT if name in written)}
     flags: list[str] = []
@@ -44,7 +42,6 @@ def written_in(line: Sequence[str], parser: ArgumentParser) -> set[str]:
 
 
 def _is_static(args: Namespace) -> bool:
-    """Return True if torchrun would number the nodes by hand: one node needs no number."""
     return (
         getattr(args, "rdzv_backend", "static") == "static"
         and not getattr(args, "standalone", False)

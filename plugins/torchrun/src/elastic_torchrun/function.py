@@ -21,11 +21,6 @@ TORCHS_LOGS = "DefaultLogsSpecs"
 def config_of(config: Any, entrypoint: Any, args: Sequence[Any]) -> LaunchConfig:
     """Elastic's LaunchConfig for torch's; what is torch's default and means nothing to Elastic is left out.
 
-    Args:
-        config: torch's.
-        entrypoint: What the workers run: a function, or a command.
-        args: Its arguments.
-
     Raises:
         UsageError: Elastic does not take it.
     """

@@ -64,11 +64,7 @@ class ChildFailedError(ElasticError):
     format_msg = __str__  # torch's name for it
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """Return the rank that failed first, and how.
-
-        Raises:
-            LookupError: No worker is to blame.
-        """
+        """Return the rank that failed first, and how; raise LookupError if no worker is to blame."""
         if not self.failures:
             raise LookupError(f"No worker is to blame: {self.message}")
         return min(self.failures.items(), key=lambda item: item[1].timestamp)
@@ -79,10 +75,6 @@ class SignalException(SystemExit):
 
     As SIGINT's KeyboardInterrupt, it is no :class:`Exception`, so that a program that retries after failures does not
     go on after SIGTERM. It is a SystemExit: a program that does not catch it exits with 128 + the signal's number.
-
-    Args:
-        msg: Its text.
-        sigval: The signal.
     """
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:

@@ -38,10 +38,6 @@ _SUBCOMMAND = re.compile(r"[a-z][\w-]*")
 def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda warning: None) -> RunConfig:
     """Return what ``elastic run`` with these arguments runs; nothing is started.
 
-    Args:
-        arguments: Of the command line.
-        warn: Told what has no effect, in a sentence each.
-
     Raises:
         UsageError, PluginError, click.UsageError: Elastic does not take these arguments.
     """
@@ -198,11 +194,7 @@ def reason(refusal: Exception) -> str:
 
 
 def replaced(name: str = LAUNCHER) -> tuple[str, str]:
-    """Return what of torch's this process has asked for, and on whose behalf, for a line to the user.
-
-    Args:
-        name: The module that it has called.
-    """
+    """Return what of torch's this process has asked for, and on whose behalf, for a line to the user."""
     if sys.orig_argv[1:3] != ["-m", __package__]:
         return name, f", called by {program(sys.orig_argv)}"
     # The process that has become the command itself has no caller that needs a name.

@@ -40,43 +40,34 @@ class WorkerState(str, enum.Enum):
 class WorkerSpec:
     """The workers of one node: torch's fields in torch's order, and ``launch``, which is ours.
 
-    Args:
-        role: The workers' role.
-        local_world_size: The number of workers on this node.
-        rdzv_handler: A rendezvous handler of yours or of torch's, instead of the rendezvous of ``launch``. Without
-            either, the job has one node.
-        fn: The older name of ``entrypoint``.
-        entrypoint: A function that is defined at the top level of a module or of the main program, or a command.
-        args: The entrypoint's arguments.
-        max_restarts: How many failures of workers the job survives.
-        monitor_interval: Seconds between two polls of a foreign rendezvous handler; nothing else is polled.
-        master_port: The port of the workers' store in a job of one node; with several, each round has a free port.
-        master_addr: The address of that store in a job of one node.
-        local_addr: The address at which other nodes reach this one.
-        event_log_handler: As in :class:`LaunchConfig`, and so are the four fields that follow.
-        launch: All other settings, such as the rendezvous; the fields above take precedence.
-
     Raises:
         UsageError: The entrypoint is neither a function nor a command, or ``args`` is no tuple.
     """
 
-    role: str = "default"
-    local_world_size: int = 1
+    role: str = "default"  # the workers' role
+    local_world_size: int = 1  # the number of workers on this node
     rdzv_handler: Any = None
-    fn: Callable[..., Any] | None = None
+    """A rendezvous handler of yours or of torch's, instead of the rendezvous of ``launch``. Without either, the job
+    has one node.
+    """
+    fn: Callable[..., Any] | None = None  # the older name of ``entrypoint``
     entrypoint: Callable[..., Any] | str | None = None
-    args: tuple[Any, ...] = ()
-    max_restarts: int = MAX_RESTARTS
+    """A function that is defined at the top level of a module or of the main program, or a command."""
+    args: tuple[Any, ...] = ()  # the entrypoint's arguments
+    max_restarts: int = MAX_RESTARTS  # how many failures of workers the job survives
     monitor_interval: float = MONITOR_INTERVAL
+    """Seconds between two polls of a foreign rendezvous handler; nothing else is polled."""
     master_port: int | None = None
-    master_addr: str | None = None
-    local_addr: str | None = None
-    event_log_handler: str = "null"
+    """The port of the workers' store in a job of one node; with several, each round has a free port."""
+    master_addr: str | None = None  # the address of that store in a job of one node
+    local_addr: str | None = None  # the address at which other nodes reach this one
+    event_log_handler: str = "null"  # as in :class:`LaunchConfig`, and so are the four fields that follow
     numa_options: Any = None
     duplicate_stdout_filters: Sequence[str] | None = None
     duplicate_stderr_filters: Sequence[str] | None = None
     virtual_local_rank: bool = False
     launch: LaunchConfig = field(default_factory=LaunchConfig, kw_only=True)
+    """All other settings, such as the rendezvous; the fields above take precedence."""
 
     def __post_init__(self) -> None:
         if self.fn is not None:

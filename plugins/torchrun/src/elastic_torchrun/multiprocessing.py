@@ -339,7 +339,6 @@ class PContext:
             raise ElasticError(f"{self.name}: the process that started the workers is gone ({self._died}).")
 
     def _take(self, timeout: float | None) -> None:
-        """Receive events, waiting ``timeout`` seconds at most."""
         select.select([self._warden], [], [], None if timeout is None else max(0.0, timeout))
         for event in self._warden.receive():
             match event:

@@ -28,9 +28,6 @@ def get_rendezvous_handler(params: Any) -> RendezvousHandler:
     The handler of one of Elastic's backends is a :class:`TorchrunHandler`. An agent that is given it runs the job over
     the backend itself (:func:`launch_settings`).
 
-    Args:
-        params: ``RendezvousParameters``, ours or torch's.
-
     Raises:
         PluginError: The backend is not installed, or made no handler.
         UsageError: A parameter is invalid.

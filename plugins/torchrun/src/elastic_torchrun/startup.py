@@ -18,12 +18,9 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
-VARIABLE = "ELASTIC_EXEC"
-"""Set by ``elastic exec``, to the id of the process that becomes the command."""
-LAUNCHER = "torch.distributed.run"
-"""The module behind the program ``torchrun``."""
-API = "torch.distributed.launcher.api"
-"""The module for programs whose workers are functions."""
+VARIABLE = "ELASTIC_EXEC"  # set by ``elastic exec``, to the id of the process that becomes the command
+LAUNCHER = "torch.distributed.run"  # the module behind the program ``torchrun``
+API = "torch.distributed.launcher.api"  # the module for programs whose workers are functions
 _SCRIPT_BYTES = 4096
 
 

@@ -61,11 +61,8 @@ class Timers:
     def take(self, line: bytes, now: float, time_of_day: float) -> Timer | None:
         """Set or release the timer that one line of the pipe names; return the timer if it is set.
 
-        Args:
-            line: JSON with ``pid``, ``scope_id``, ``expiration_time`` (seconds since the epoch, negative to release)
-                and ``signal``.
-            now: This instant, by the monotonic clock.
-            time_of_day: This instant, in seconds since the epoch.
+        The line is JSON with ``pid``, ``scope_id``, ``expiration_time`` (seconds since the epoch, negative to
+        release) and ``signal``. ``now`` is by the monotonic clock.
 
         Raises:
             ValueError, OverflowError, RecursionError: It is no such line.
@@ -101,9 +98,9 @@ class Timers:
         self.drop(first)
         return list(first.values())
 
-    def next_at(self) -> float | None:
-        """Return when the next timer expires."""
-        return min((timer.at for timer in self._timers.values()), default=None)
+    def next_at(self) -> float:
+        """Return when the next timer expires; infinity for none."""
+        return min((timer.at for timer in self._timers.values()), default=math.inf)
 
     def pids(self) -> set[int]:
         """Return the processes that have set timers."""
@@ -111,12 +108,7 @@ class Timers:
 
 
 class Watchdog:
-    """The plugin: sends the signals of expired timers, and fails workers that wait in the kernel for too long.
-
-    Args:
-        environ: The agent's variables.
-        now: The monotonic clock.
-    """
+    """The plugin: sends the signals of expired timers, and fails workers that wait in the kernel for too long."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, now: Callable[[], float] = time.monotonic) -> None:
         self._environ, self._now = environ, now
@@ -174,10 +166,6 @@ class Watchdog:
 
     @hookimpl
     def elastic_run_ends(self) -> None:
-        """Remove the pipe."""
-        self.close()
-
-    def close(self) -> None:
         """Remove the pipe; the thread ends within a second."""
         self._closing.set()
         with self._lock:
@@ -192,8 +180,7 @@ class Watchdog:
 
     def due(self) -> float:
         """Return in how many seconds to look again, at the latest."""
-        at = self._timers.next_at()
-        return LOOK_SECONDS if at is None else max(0.0, at - self._now())
+        return max(0.0, self._timers.next_at() - self._now())
 
     def _run(self) -> None:
         """Look whenever a timer is written or expires, and at the workers' states every second."""
@@ -277,10 +264,9 @@ def kernel_limit(environ: Mapping[str, str]) -> float | None:
     Raises:
         UsageError: It is no number.
     """
-    if not (text := environ.get(KERNEL_LIMIT, "")):
-        return None
+    text = environ.get(KERNEL_LIMIT, "")
     try:
-        seconds = float(text)
+        seconds = float(text or 0)
     except ValueError:
         seconds = math.nan
     if math.isnan(seconds):

@@ -19,12 +19,7 @@ _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}.get(platform.machine())  # a sy
 
 
 class Observer:
-    """Collects facts.
-
-    Args:
-        environment: The environment in which this process imported.
-        usual: The modules that any interpreter has imported before it runs the program.
-    """
+    """Collects facts."""
 
     def __init__(self, environment: Mapping[str, str], usual: Iterable[str]) -> None:
         self._environment = environment

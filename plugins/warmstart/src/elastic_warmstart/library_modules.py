@@ -18,12 +18,7 @@ OURS = ("elastic_core", "elastic_torch", "elastic_warmstart")
 
 
 def own_names(command: Iterable[str], directories: Iterable[str]) -> frozenset[str]:
-    """Return the top-level names of the program's modules.
-
-    Args:
-        command: The command of this process; a module of the program follows ``-m``.
-        directories: Where the program finds its modules, before any library of the same name.
-    """
+    """Return the top-level names of the program's modules."""
     words, names = list(command), set[str]()
     if "-m" in words[:-1]:
         names.add(words[words.index("-m") + 1].partition(".")[0])

@@ -20,10 +20,6 @@ class Sources:
 
     There are thousands, and a look at each would take as long as a fork. So of installed libraries it looks at the
     folders, and at the files of a changed folder, as pip and most editors change it. A file written in place is missed.
-
-    Args:
-        roots: Where libraries are installed.
-        clock: Seconds, monotonic.
     """
 
     def __init__(self, roots: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:

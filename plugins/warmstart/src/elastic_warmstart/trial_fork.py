@@ -63,10 +63,7 @@ def attempt(
 ) -> Trial:
     """Import modules in a fork, until one does harm.
 
-    Args:
-        own: Top-level names of the program's modules.
-        deadline: When to stop, by the monotonic clock.
-        memory: Bytes that the process may have when they are imported.
+    ``deadline`` is by the monotonic clock, ``memory`` in bytes.
 
     Raises:
         OSError: No process or descriptor is left.
@@ -149,12 +146,7 @@ def _be_trial(
 
 
 def left_behind(files: Collection[tuple[str, str]], temporary: Collection[str]) -> str | None:
-    """Return what an import has left that forks would share, or would not get; None for nothing.
-
-    Args:
-        files: The files that were open before.
-        temporary: The temporary files and directories that it has made.
-    """
+    """Return what an import has left that forks would share, or would not get; None for nothing."""
     if (reason := beside_main(tasks())) is not None:
         return reason
     if devices := find_initialised():

@@ -20,27 +20,23 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
-MARK = "elastic_audit"
-"""The key that every line has, with the version."""
+MARK = "elastic_audit"  # the key that every line has, with the version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """The facts of one step that all ranks agree on. Places are those of the epoch's order, half-open."""
 
-    step: int
-    """Steps committed before it, over all epochs."""
+    step: int  # steps committed before it, over all epochs
     epoch: int
     start: int
     stop: int
     world_size: int
     global_batch_size: int
     drop_last: bool
-    length: int
-    """Samples in the dataset."""
+    length: int  # samples in the dataset
     seed: int
-    order: str
-    """The name of the method that makes the order of seed and epoch."""
+    order: str  # the name of the method that makes the order of seed and epoch
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Step:

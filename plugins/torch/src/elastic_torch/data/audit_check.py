@@ -27,8 +27,7 @@ class Record:
     round: int | None
     rank: int
     step: Step | None
-    own: tuple[int, int] | None = None
-    """The rank's share; None makes the record a resumption."""
+    own: tuple[int, int] | None = None  # the rank's share; None makes the record a resumption
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +35,17 @@ class Taken:
     """A step on the timeline, and which segment it is from."""
 
     step: Step
-    where: str
-    """The segment, for people: ``round 3``."""
+    where: str  # the segment, for people: ``round 3``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Something that must not be."""
 
-    kind: str
-    """``skipped``, ``repeated``, ``disagreement`` or ``order``."""
+    kind: str  # ``skipped``, ``repeated``, ``disagreement`` or ``order``
     epoch: int
     start: int
-    stop: int
-    """The places of the epoch's order, half-open."""
+    stop: int  # the places of the epoch's order, half-open
     message: str
 
 
@@ -60,15 +56,12 @@ class Epoch:
     epoch: int
     length: int
     used: int
-    dropped: int
-    """The tail that ``drop_last`` left out."""
+    dropped: int  # the tail that ``drop_last`` left out
     steps: int
-    world_sizes: tuple[int, ...]
-    """In the order in which they came."""
+    world_sizes: tuple[int, ...]  # in the order in which they came
     seed: int
     order: str
-    over: bool
-    """True if it was trained to its end, and not only its beginning without a gap."""
+    over: bool  # true if it was trained to its end, and not only its beginning without a gap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +70,7 @@ class Report:
 
     epochs: tuple[Epoch, ...]
     findings: tuple[Finding, ...]
-    taken_back: int
-    """Steps that were recorded, and done again after a state before them was loaded."""
+    taken_back: int  # steps that were recorded, and done again after a state before them was loaded
 
 
 @dataclass(slots=True)
@@ -92,9 +84,7 @@ class _Segment:
 def audit(files: Sequence[Sequence[Record]], *, finished: bool = False) -> Report:
     """Judge a log.
 
-    Args:
-        files: The records of each file, in the order in which they stand there.
-        finished: Whether training is over, so that the last epoch has to be whole as well.
+    ``finished`` says that training is over, so that the last epoch has to be whole as well.
 
     Raises:
         ValueError: The files' records cannot be put in order; says why.
@@ -117,11 +107,7 @@ def audit(files: Sequence[Sequence[Record]], *, finished: bool = False) -> Repor
 
 
 def run_order(files: Iterable[Sequence[Record]]) -> list[str]:
-    """Return the runs in the order in which they appear.
-
-    Raises:
-        ValueError: Two files disagree on it.
-    """
+    """Return the runs in the order in which they appear; raise ValueError if two files disagree on it."""
     seen = [list(dict.fromkeys(record.run for record in file)) for file in files]
     order = list(dict.fromkeys(run for runs in seen for run in runs))
     for runs in seen:

@@ -16,10 +16,8 @@ from elastic_core.host import printable
 from elastic_torch.data.audit import MARK, VERSION, Step
 from elastic_torch.data.audit_check import Epoch, Finding, Record, Report, audit
 
-MOST = 10
-"""Findings that are printed; the others are counted."""
-NAMED = 5
-"""Samples of a finding whose dataset indices are printed."""
+MOST = 10  # findings that are printed; the others are counted
+NAMED = 5  # samples of a finding whose dataset indices are printed
 
 
 @click.command(

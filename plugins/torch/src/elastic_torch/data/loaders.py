@@ -53,11 +53,7 @@ def check_sampler(loader: object, sampler: object, epoch: int) -> None:
 
 
 def check_epoch(sampler: object, epoch: int) -> None:
-    """Refuse an elastic sampler that is in another epoch than the state.
-
-    Raises:
-        UsageError: It is.
-    """
+    """Refuse an elastic sampler that is in another epoch than the state; raise UsageError if it is."""
     if isinstance(sampler, ElasticDistributedSampler) and sampler.epoch != epoch:
         raise UsageError(
             f"The sampler is in epoch {sampler.epoch}, and the TrainState in epoch {epoch}.",

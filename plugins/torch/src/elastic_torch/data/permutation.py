@@ -33,19 +33,12 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Order:
-    """The order of one epoch.
+    """The order of one epoch."""
 
-    Args:
-        length: Samples in the epoch.
-        seed: Any integer, the same on all ranks.
-        epoch: Its number. (seed 0, epoch 1) and (seed 1, epoch 0) are different orders, other than torch's.
-        shuffle: Whether it is shuffled; else samples come as the dataset has them.
-    """
-
-    length: int
-    seed: int
-    epoch: int
-    shuffle: bool = True
+    length: int  # samples in the epoch
+    seed: int  # any integer, the same on all ranks
+    epoch: int  # its number. (seed 0, epoch 1) and (seed 1, epoch 0) are different orders, other than torch's
+    shuffle: bool = True  # whether it is shuffled; else samples come as the dataset has them
 
     @property
     def name(self) -> str:

@@ -121,8 +121,7 @@ class ElasticDistributedSampler(Sampler[int]):
         self._cursor = self._start_index = start_in(start_index, self._length)
         self._previous: Step | None = None
         self._handed_out = 0  # the end of the last step that the newest iteration has begun
-        self._reading: Reading | None = None
-        """The newest iteration; None before the first one."""
+        self._reading: Reading | None = None  # the newest iteration; None before the first one
         self.is_driven = self.epoch_is_held = self._ended_here = self._has_loaded = False
         self._log = None if audit_log is None else log_of(audit_log, self.rank)
         self._log_begun = False
@@ -261,8 +260,8 @@ class ElasticDistributedSampler(Sampler[int]):
     def check_read(self, *, ended: bool) -> None:
         """Find out if what was drawn of the epoch was trained on.
 
-        Args:
-            ended: Whether it is known that the loader came to its end, and that each of its batches is committed.
+        ``ended`` says that the loader is known to have come to its end, and that each of its batches is
+        committed.
 
         Raises:
             EpochNotReadError: A part of it was drawn, and trained on by no rank.

@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from elastic_torch.data.audit import Step
 
-VERSION = 1
-"""Of the states that samplers save."""
+VERSION = 1  # of the states that samplers save
 
 
 def check_flag(name: str, value: object) -> bool:

@@ -21,10 +21,6 @@ class SeededDataset(Dataset[_T]):
     back after each sample.
 
     ``TrainState.batches`` calls :meth:`set_epoch`; other loops call it before each epoch's iteration.
-
-    Args:
-        dataset: What has the samples, with a length.
-        seed: The same on all ranks.
     """
 
     def __init__(self, dataset: Dataset[_T], seed: int = 0) -> None:
@@ -36,7 +32,6 @@ class SeededDataset(Dataset[_T]):
         self._epoch[0] = epoch
 
     def __len__(self) -> int:
-        """Of the dataset."""
         return len(self.dataset)  # type: ignore[arg-type]  # it has one
 
     def __getitem__(self, index: Any) -> _T:

@@ -22,8 +22,7 @@ from elastic_core.errors import UsageError
 
 SHARDERS = frozenset({"BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"})
 """Classes that hand each process a part of what they draw, where there is more than one."""
-MOST_OBJECTS, MOST_ITEMS, MOST_FRAMES = 1000, 32, 200
-"""The depth of the search."""
+MOST_OBJECTS, MOST_ITEMS, MOST_FRAMES = 1000, 32, 200  # the depth of the search
 
 _Goal = Callable[[object], bool]
 

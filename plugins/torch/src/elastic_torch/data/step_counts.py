@@ -42,18 +42,13 @@ class Reading:
     ranks: int
     drawn: int = 0
     committed: int = 0
-    weighed: int = 0
-    """The number of requests for the weight of a loss."""
+    weighed: int = 0  # the number of requests for the weight of a loss
     ends: int = 0
     """The number of ends that were met. A loader's workers ask again after it; a generator in between does not."""
-    ahead: int = 0
-    """Steps that were drawn and not committed, after the first commit."""
-    rate: int = 0
-    """Steps that were drawn between two commits, the end not being met, if it was as many each time."""
-    rates: int = 0
-    """The number of times that this rate was counted."""
-    varied: bool = False
-    """True if the rates differ, or another thread than the training's draws."""
+    ahead: int = 0  # steps that were drawn and not committed, after the first commit
+    rate: int = 0  # steps that were drawn between two commits, the end not being met, if it was as many each time
+    rates: int = 0  # the number of times that this rate was counted
+    varied: bool = False  # true if the rates differ, or another thread than the training's draws
     _at_last: int = 0
     _drawn_by: int = 0
 
@@ -86,11 +81,8 @@ class Reading:
     def check(self, epoch: int, done: int, whole: int, *, ended: bool) -> None:
         """Say what is wrong with this reading of an epoch, if anything.
 
-        Args:
-            epoch: The epoch.
-            done: Its steps that are committed, those of earlier readings too.
-            whole: Its steps.
-            ended: As for :func:`judge`.
+        ``done`` of the ``whole`` epoch's steps are committed, in earlier readings too; ``ended`` as for
+        :func:`judge`.
 
         Raises:
             EpochNotReadError: A part of it was trained on by no rank.
@@ -126,9 +118,7 @@ class Reading:
 def judge(reading: Reading, *, ended: bool) -> Verdict:
     """Say why steps were drawn and not committed.
 
-    Args:
-        reading: The iteration, when it is over.
-        ended: Whether it is known that the loader came to its end, and that each of its batches is committed.
+    ``ended`` says that the loader is known to have come to its end, and that each of its batches is committed.
     """
     if not reading.ends:
         return Verdict.LIMITED if ended else Verdict.WHOLE
@@ -146,13 +136,7 @@ def judge(reading: Reading, *, ended: bool) -> Verdict:
 
 
 class Steps(Iterator[list[int]]):
-    """One iteration over the steps of an epoch, which counts how it is read.
-
-    Args:
-        reading: Where it is counted.
-        steps: The indices of each step.
-        at_end: Called when the end is met.
-    """
+    """One iteration over the steps of an epoch, which counts how it is read."""
 
     def __init__(self, reading: Reading, steps: Iterator[list[int]], at_end: Callable[[Reading], None]) -> None:
         self._reading, self._steps, self._at_end = reading, steps, at_end

@@ -11,19 +11,13 @@ from elastic_torch.disk.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """The copies that give every directory the whole checkpoint.
+    """The copies that give every directory the whole checkpoint."""
 
-    Attributes:
-        manifest: Of the save that directories without a whole one of their own get.
-        folder: Its folder, where it is.
-        sends: The files that go round, each with the directory that has it; in an order that all share.
-        needs: By directory, which of them it lacks.
-    """
-
-    manifest: Manifest
-    folder: str
+    manifest: Manifest  # of the save that directories without a whole one of their own get
+    folder: str  # its folder, where it is
     sends: tuple[tuple[str, int], ...]
-    needs: Mapping[int, frozenset[str]]
+    """The files that go round, each with the directory that has it; in an order that all share."""
+    needs: Mapping[int, frozenset[str]]  # by directory, which of them it lacks
 
 
 def assemble(holdings: Mapping[int, Holding], directories: int) -> Assembly | None:

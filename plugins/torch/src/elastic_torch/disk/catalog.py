@@ -20,20 +20,13 @@ logger = logging.getLogger("elastic_torch.disk")
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong, and in which checkpoint.
+    """One thing that is wrong, and in which checkpoint."""
 
-    Attributes:
-        where: The checkpoint, as a path or URL.
-        reason: What is wrong.
-        kind: Whether something is not what was written; or could not be read, and may be intact; or is on none of the
-            nodes that are here.
-        position: The checkpoint's; None where it is not about one.
-    """
-
-    where: str
-    reason: str
+    where: str  # the checkpoint, as a path or URL
+    reason: str  # what is wrong
     kind: Literal["damaged", "unread", "incomplete"] = "damaged"
-    position: Position | None = None
+    """It is not what was written; or could not be read, and may be intact; or is on none of the nodes that are here."""
+    position: Position | None = None  # the checkpoint's; None where it is not about one
 
     def __str__(self) -> str:
         if self.position is None:
@@ -44,19 +37,12 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The files of a checkpoint in one directory.
+    """The files of a checkpoint in one directory."""
 
-    Attributes:
-        folder: Its folder there.
-        manifest: Its list of contents.
-        intact: The names of its files that are there, and as they should be as far as is known.
-        faults: What is wrong with it at first sight.
-    """
-
-    folder: str
-    manifest: Manifest
-    intact: frozenset[str]
-    faults: tuple[Damage, ...] = ()
+    folder: str  # its folder there
+    manifest: Manifest  # its list of contents
+    intact: frozenset[str]  # the names of its files that are there, and as they should be as far as is known
+    faults: tuple[Damage, ...] = ()  # what is wrong with it at first sight
 
     @property
     def position(self) -> Position:
@@ -201,7 +187,6 @@ def set_aside(storage: Storage, folder: str) -> bool:
 
 
 def _remove(storage: Storage, folder: str, which: str) -> None:
-    """Remove a folder. A failure is only logged: the next save tries again."""
     try:
         storage.remove(folder)
     except OSError as error:

@@ -19,11 +19,8 @@ TIMEOUT = timedelta(hours=2)
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """The failure of an operation on one rank."""
-
     error: Exception
-    code: int | None = None
-    """The system's number of it."""
+    code: int | None = None  # the system's number of it
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Not every exception can be pickled; what others need of it is its text.
@@ -46,17 +43,14 @@ class PeerFailedError(Exception):
 class Collective:
     """Some ranks of the job, or this process alone.
 
-    Args:
-        ranks: Global ranks, in order; the first one leads.
-        group: Their process group, for the thread that uses this object only; None for a process alone.
-        rank: This process' global rank.
+    ``ranks`` are global, in order; the first one leads. Only one thread uses the ``group``; None for a process
+    alone.
     """
 
     def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup | None, rank: int) -> None:
         self.ranks = tuple(ranks)
         self.group = group
-        self.place = self.ranks.index(rank)
-        """This process' place in the collective, from 0."""
+        self.place = self.ranks.index(rank)  # this process' place in the collective, from 0
 
     @property
     def size(self) -> int:
@@ -141,7 +135,6 @@ def _try(act: Callable[[], Any]) -> Any:
 
 
 def _line(error: Exception) -> str:
-    """Return an error in one line, as people read it."""
     text = " ".join(str(error).split())
     return text if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
 

@@ -49,7 +49,6 @@ class _Files(FileSystemBase):
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        """Open a file for reading, or create one."""
         if mode == "rb":
             with opened(self._storage, str(path), self._retry, checked=True) as file:
                 yield file if self._manifest is None or not str(path).endswith(f"/{METADATA}") else self._checked(file)
@@ -65,31 +64,25 @@ class _Files(FileSystemBase):
         return io.BytesIO(data)
 
     def concat_path(self, path: Any, suffix: str) -> str:
-        """Return a file of a folder."""
         return f"{path}/{suffix}"
 
     def init_path(self, path: Any) -> str:
-        """Paths are strings."""
         return str(path)
 
     def exists(self, path: Any) -> bool:
-        """Return True if there is such a file."""
         return self._storage.size(str(path)) is not None
 
     def mkdir(self, path: Any) -> None:
         """Do nothing: the folder is there already."""
 
     def rename(self, path: Any, new_path: Any) -> None:
-        """Nothing is renamed."""
         raise NotImplementedError
 
     def rm_file(self, path: Any) -> None:
-        """Nothing is removed."""
         raise NotImplementedError
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Any identifier is valid."""
         del checkpoint_id
         return True
 

@@ -106,8 +106,7 @@ class Disk:
         self._me = self._front.lead(lambda: identity(environ))
         self._ownership = Ownership(self._storage, self._front, self._back, self._me, read_only=read_only, keep=keep)
         self._ignored = False
-        self._lineage: str | None = None
-        """Of what is saved; None until something is loaded or saved."""
+        self._lineage: str | None = None  # of what is saved; None until something is loaded or saved
         try:
             self._ownership.take()
         except PeerFailedError as error:
@@ -181,7 +180,6 @@ class Disk:
         return self._writer.submit(lambda: self._write(position, copied, counters), copied)
 
     def _enter_again(self, step: int) -> Future[Checkpoint] | None:
-        """Try once more to use a directory that was unusable; return the failed save if it still is."""
         if self._ownership.saver is not None:
             return None
         failed: CheckpointError
@@ -382,11 +380,7 @@ def ignores_unreadable(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:
-    """Return True if a variable says yes.
-
-    Raises:
-        UsageError: It says neither that nor no.
-    """
+    """Return True if a variable says yes; raise UsageError if it says neither that nor no."""
     value = environ.get(name, "")
     if value.lower() in ("1", "true", "yes", "on"):
         return True

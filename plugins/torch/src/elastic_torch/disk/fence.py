@@ -27,17 +27,11 @@ _CLAIM = re.compile(r"run-(\d{4,})(?:_round-(\d{5,}))?\.json")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a process that saves.
+    """The identity of a process that saves."""
 
-    Attributes:
-        uid: The run's own random id.
-        round: The round's number within the run.
-        who: The process for people: job, host and pid.
-    """
-
-    uid: str
-    round: int
-    who: str
+    uid: str  # the run's own random id
+    round: int  # the round's number within the run
+    who: str  # the process for people: job, host and pid
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> Identity:
@@ -136,11 +130,7 @@ def refuse_beside_the_living(storage: Storage, newest: Claim) -> None:
 
 
 def claim(storage: Storage, run: int, me: Identity) -> None:
-    """Take this turn.
-
-    Raises:
-        CheckpointRefusedError: Another run has taken the number meanwhile.
-    """
+    """Take this turn; raise CheckpointRefusedError if another run has taken the number meanwhile."""
     storage.make(FOLDER)
     content = json.dumps({"uid": me.uid, "who": me.who}).encode()
     path = f"{FOLDER}/run-{run:04}.json"

@@ -28,46 +28,29 @@ from elastic_torch.disk.storage import LATEST, Storage, created
 from elastic_torch.version import Checkpoint, Position, parse
 
 logger = logging.getLogger("elastic_torch.disk")
-CHUNK = 16 << 20
-"""Bytes that are sent at once."""
-READERS = 4
-"""Files that a rank checks at the same time."""
-SHOWN = 8
-"""Missing files that are named."""
+CHUNK = 16 << 20  # bytes that are sent at once
+READERS = 4  # files that a rank checks at the same time
+SHOWN = 8  # missing files that are named
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The result of ``Disk.load``.
+    """The result of ``Disk.load``."""
 
-    Attributes:
-        checkpoint: Which checkpoint.
-        state: The state dict: what was given, filled; or all that was saved.
-        damage: What was found damaged, in newer checkpoints and in copies of this one, on any node.
-    """
-
-    checkpoint: Checkpoint
-    state: dict[str, Any]
-    damage: tuple[Damage, ...]
+    checkpoint: Checkpoint  # which checkpoint
+    state: dict[str, Any]  # the state dict: what was given, filled; or all that was saved
+    damage: tuple[Damage, ...]  # what was found damaged, in newer checkpoints and in copies of this one, on any node
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """A checkpoint that every directory can have whole.
+    """A checkpoint that every directory can have whole."""
 
-    Attributes:
-        assembly: How.
-        mine: This directory's own part of it, if it has one.
-        damage: What was found wrong on the way to it, anywhere.
-        aside: This directory's damaged folders, this checkpoint's not among them.
-        passed: Whether there is a newer one, anywhere, that was not found damaged, and yet cannot be loaded.
-    """
-
-    assembly: Assembly | None
-    mine: Holding | None
-    damage: tuple[Damage, ...]
-    aside: tuple[str, ...] = ()
-    passed: bool = False
+    assembly: Assembly | None  # how
+    mine: Holding | None  # this directory's own part of it, if it has one
+    damage: tuple[Damage, ...]  # what was found wrong on the way to it, anywhere
+    aside: tuple[str, ...] = ()  # this directory's damaged folders, this checkpoint's not among them
+    passed: bool = False  # whether there is a newer one, anywhere, that was not found damaged, and yet cannot be loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +254,6 @@ class Loader:
 
 @contextlib.contextmanager
 def _put_off(errors: list[OSError]) -> Iterator[None]:
-    """Keep an error of the disk for later."""
     try:
         yield
     except OSError as error:

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from elastic_torch.version import Position
 
 NAME = "manifest.json"
-METADATA = ".metadata"
-"""The file that ``torch.distributed.checkpoint`` reads first."""
+METADATA = ".metadata"  # the file that ``torch.distributed.checkpoint`` reads first
 FORMAT = 2
-LIMIT = 256 << 20
-"""Bytes beyond which a manifest is not believed."""
+LIMIT = 256 << 20  # bytes beyond which a manifest is not believed
 
 
 class DamagedError(Exception):
@@ -40,36 +38,25 @@ class FileSum:
 class Counters:
     """Counters that go from checkpoint to checkpoint, to measure how often the job fails."""
 
-    failures: int = 0
-    """The number of times that training had to go on from a checkpoint."""
-    seconds: float = 0.0
-    """The time that it has trained, in all processes before, in seconds."""
+    failures: int = 0  # the number of times that training had to go on from a checkpoint
+    seconds: float = 0.0  # the time that it has trained, in all processes before, in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One checkpoint's contents.
+    """One checkpoint's contents."""
 
-    Attributes:
-        position: Its place in the order of checkpoints.
-        run_uid: The run that saved it.
-        save_id: Random; the same in every directory that has a part of the same save.
-        who: Who saved it, for people.
-        lineage: Random; of the training that it belongs to. A run that goes on from a checkpoint continues its lineage;
-            one that begins anew, or goes back behind checkpoints that stay where they are, begins another one.
-        scattered: Whether each of several directories has only its ranks' files.
-        files: All files but the manifest, by name.
-        counters: Failures and training time up to here.
-    """
-
-    position: Position
-    run_uid: str
-    save_id: str
-    who: str
+    position: Position  # its place in the order of checkpoints
+    run_uid: str  # the run that saved it
+    save_id: str  # random; the same in every directory that has a part of the same save
+    who: str  # who saved it, for people
     lineage: str
-    scattered: bool
-    files: Mapping[str, FileSum]
-    counters: Counters = field(default_factory=Counters)
+    """Random; of the training that it belongs to. A run that goes on from a checkpoint continues its lineage; one
+    that begins anew, or goes back behind checkpoints that stay where they are, begins another one.
+    """
+    scattered: bool  # whether each of several directories has only its ranks' files
+    files: Mapping[str, FileSum]  # all files but the manifest, by name
+    counters: Counters = field(default_factory=Counters)  # failures and training time up to here
 
     @property
     def size(self) -> int:

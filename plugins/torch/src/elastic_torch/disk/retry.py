@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("elastic_torch.disk")
 T = TypeVar("T")
-BUFFER = 1 << 20
-"""Bytes that are read at once."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-"""Seconds between two tries."""
+BUFFER = 1 << 20  # bytes that are read at once
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two tries
 LASTING = (errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
 """Errors that stay, besides those that have a class of their own."""
 
@@ -39,11 +37,6 @@ class Retry:
     """Tries again after errors that may pass: for so many seconds in all, from the first error that has not passed.
 
     Several threads may use one.
-
-    Args:
-        seconds: How long; 0 is a single try.
-        now: A monotonic clock, in seconds.
-        sleep: Waits so many seconds.
     """
 
     def __init__(
@@ -82,8 +75,7 @@ class Retry:
             return self._end - now
 
 
-ONCE = Retry(0)
-"""A single try."""
+ONCE = Retry(0)  # a single try
 
 
 class _File(io.RawIOBase):
@@ -97,19 +89,15 @@ class _File(io.RawIOBase):
         retry(self._opened)
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the next byte to be read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a byte."""
         self._at = self._tried(lambda file: file.seek(offset, whence))
         return self._at
 
@@ -121,7 +109,6 @@ class _File(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Close it."""
         self._let_go()
         super().close()
 

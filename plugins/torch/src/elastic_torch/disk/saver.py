@@ -43,11 +43,9 @@ class Saver:
 
     storage: Storage
     everyone: Collective
-    group: Collective
-    """The ranks that see the same directory; the first one writes what a checkpoint has once."""
+    group: Collective  # the ranks that see the same directory; the first one writes what a checkpoint has once
     me: Identity
-    keep: int
-    """The number of checkpoints that stay."""
+    keep: int  # the number of checkpoints that stay
 
     def save(self, position: Position, state: dict[str, Any], line: str, counters: Counters) -> Checkpoint:
         """Save a snapshot. Collective; on the writer's thread.
@@ -124,7 +122,6 @@ class Saver:
         return files
 
     def _publish(self, staging: str, manifest: Manifest, metadata: bytes) -> Checkpoint:
-        """Complete the folder, and let it be a checkpoint."""
         sum = dcp.write_metadata(self.storage, staging, metadata)
         self._checked(staging, {METADATA: sum})
         whole = replace(manifest, files={**manifest.files, METADATA: sum})

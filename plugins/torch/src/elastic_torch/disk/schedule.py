@@ -17,22 +17,13 @@ from typing import Literal
 from elastic_core.errors import UsageError
 from elastic_torch.disk.collective import Collective
 
-PRIOR_FAILURES = 1.0
-"""The weight of the assumed mean time between failures, as a number of observed failures."""
-WARM_UP = 10
-"""Steps after which a first measurement is asked for."""
+PRIOR_FAILURES = 1.0  # the weight of the assumed mean time between failures, as a number of observed failures
+WARM_UP = 10  # steps after which a first measurement is asked for
 MOST_STEPS = 1_000_000
 
 
 class Schedule:
-    """Counts steps; clocks are only asked at steps that all ranks agree on, and then of all of them.
-
-    Args:
-        interval: As :class:`Disk` takes it.
-        assumed: Seconds between failures, as long as there is nothing better.
-        collective: All ranks.
-        now: A monotonic clock, in seconds.
-    """
+    """Counts steps; clocks are only asked at steps that all ranks agree on, and then of all of them."""
 
     def __init__(
         self,
@@ -129,10 +120,6 @@ class Schedule:
 def daly_interval(cost: float, mtbf: float) -> float:
     """Daly's interval of computing between checkpoints, in seconds: his equation (37).
 
-    Args:
-        cost: Seconds that one checkpoint costs.
-        mtbf: Mean seconds between failures of the whole job.
-
     Raises:
         ValueError: A cost below 0, or a mean time that is not above 0.
     """
@@ -159,11 +146,6 @@ def next_look(elapsed: float, wanted: float, step_seconds: float) -> int:
 
     It looks again half-way, so that steps that become slower or faster on the way do not matter, and lets the last
     step that begins before its time be the one.
-
-    Args:
-        elapsed: Seconds since the last checkpoint.
-        wanted: Seconds between checkpoints.
-        step_seconds: Seconds that a step takes.
     """
     left = wanted - elapsed
     if left < step_seconds / 2 or left <= 0:

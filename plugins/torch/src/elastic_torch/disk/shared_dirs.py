@@ -18,17 +18,12 @@ FOLDER = ".probe"
 
 @dataclass(frozen=True, slots=True)
 class SharedDirs:
-    """Which ranks see which directory.
-
-    Attributes:
-        directories: By directory, the places in the collective of the ranks that see it; ordered by the first one.
-        mine: The number of this process' directory.
-        first: Whether this process is its directory's first.
-    """
+    """Which ranks see which directory."""
 
     directories: tuple[tuple[int, ...], ...]
-    mine: int
-    first: bool
+    """By directory, the places in the collective of the ranks that see it; ordered by the first one."""
+    mine: int  # the number of this process' directory
+    first: bool  # whether this process is its directory's first
 
 
 def unknown(collective: Collective, storage: Storage) -> SharedDirs:

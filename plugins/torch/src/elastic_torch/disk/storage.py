@@ -36,17 +36,15 @@ DAMAGED = "damaged"
 LATEST = "latest"
 BLOCK = 1 << 20
 SHARED = "ELASTIC_SHARED_CHECKPOINTS"
-PATIENCE = 10.0
-"""Seconds to wait for a lock whose holder is about to end."""
+PATIENCE = 10.0  # seconds to wait for a lock whose holder is about to end
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class Sink(io.RawIOBase):
     """A new file that knows the size and the SHA-256 of what it was given. Closing it makes it durable.
 
-    Args:
-        put: Writes some of what it is given, and says how many bytes.
-        finish: Called once when the file is closed: with whether it is to be kept.
+    ``put`` writes some of what it is given, and says how many bytes. ``finish`` is called once, when the file is
+    closed, with whether it is to be kept.
     """
 
     def __init__(self, put: Callable[[memoryview], int], finish: Callable[[bool], None]) -> None:
@@ -91,21 +89,13 @@ class Sink(io.RawIOBase):
         return FileSum(self._size, self._hash.hexdigest())
 
 
-_IN_PROCESS = threading.Lock()
-"""Locks of files are between processes."""
+_IN_PROCESS = threading.Lock()  # locks of files are between processes
 
 
 class LocalStorage:
     """A directory, of this host or shared. Needs atomic renames and hard links; uses POSIX locks if there are any.
 
     Its methods are what the disk tier needs of a place; ``UrlStorage`` has the same ones. Errors are ``OSError``.
-
-    Args:
-        root: The directory.
-        shared: Whether checkpoints are read that other users own, or can change.
-
-    Attributes:
-        root: For people.
     """
 
     def __init__(self, root: Path, *, shared: bool = False) -> None:
@@ -348,7 +338,6 @@ def _lock(file: IO[Any], how: int, patience: float, *, unknown: bool = False) ->
 
 
 def _sync(folder: Path) -> None:
-    """Make a directory's entries durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

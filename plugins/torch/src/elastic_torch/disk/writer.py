@@ -21,8 +21,7 @@ from elastic_torch.disk.errors import CheckpointError
 from elastic_torch.state.host_memory import fill, like
 from elastic_torch.version import Checkpoint
 
-COPIES = 2
-"""One that is being written, and one that waits for it."""
+COPIES = 2  # one that is being written, and one that waits for it
 
 
 class Writer:
@@ -92,10 +91,9 @@ class Writer:
 def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a copy of a state dict, its tensors in CPU memory.
 
-    Args:
-        state: Nested dicts, lists and tuples of tensors (DTensors too, of which the local part is copied) and other
-            values; what has a ``state_dict()`` at the top level is asked for it, as torch's checkpoints do.
-        spare: An earlier copy that is not used any more; its tensors are written over where they fit.
+    In nested dicts, lists and tuples are tensors (of DTensors the local part) and other values; what has a
+    ``state_dict()`` at the top level is asked for it. The tensors of a ``spare`` copy are written over where they
+    fit.
     """
     asked = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
     copies = _Copies()
@@ -105,8 +103,6 @@ def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -
 
 
 class _Copies:
-    """Copies whose tensors are still to be filled: all at once, since those of a GPU need not wait for each other."""
-
     def __init__(self) -> None:
         self.targets: list[torch.Tensor] = []
         self.sources: list[torch.Tensor] = []

@@ -39,7 +39,6 @@ def newest(held: Mapping[str, int]) -> tuple[int, int] | None:
 
 @cache
 def _prepare() -> None:
-    """Import the modules of a rescue, once, on a thread: when the job fails, the environment may be gone."""
     prepare_later(0.0, lambda: import_module("elastic_torch.memory.rescue_decision"), name="elastic-prepare")
 
 

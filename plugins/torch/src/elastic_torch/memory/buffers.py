@@ -31,10 +31,8 @@ from elastic_torch.memory.snapshot_format import is_of_other_release
 from elastic_torch.version import Stamp
 
 logger = logging.getLogger("elastic_torch.memory")
-ANSWER = 60.0
-"""Seconds that the agent may take to hand over what it keeps; it normally takes a millisecond."""
-_IDLE = 10
-"""The nice value of what a busy machine is to leave for later."""
+ANSWER = 60.0  # seconds that the agent may take to hand over what it keeps; it normally takes a millisecond
+_IDLE = 10  # the nice value of what a busy machine is to leave for later
 _NEVER = Stamp(-1, -1)
 MOST = 4
 """Buffers of a sharded state: one to write to, the newest, the one that is safe, the one that is being sent."""
@@ -66,8 +64,7 @@ class Buffers:
         self.prefix = f"{name}/{local_rank}" + ("" if replica is None else f"/replica/{replica}")
         """The beginning of the agent's names for them."""
         self._names = [f"{self.prefix}/{index}" for index in range(count)]
-        self._second: Future[Buffer] | None = None
-        """The second buffer, while its memory is being taken."""
+        self._second: Future[Buffer] | None = None  # the second buffer, while its memory is being taken
         with open_channel() as agent:
             self.outlives = agent is not None
             """True if there is an agent that keeps them; without one a snapshot is of no use."""

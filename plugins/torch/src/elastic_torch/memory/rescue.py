@@ -49,12 +49,8 @@ class Candidate:
 class Rescue:
     """The directories that this worker's state goes to if the job fails, and the files of an earlier run there.
 
-    Args:
-        name: Of the state.
-        disk: The checkpoints, if there are any. One that has an attribute ``directory`` is where snapshots go first.
-        place: This worker.
-        whole: Whether each rank has all of the state.
-        environ: Where the directory of the user's choice is read from.
+    A ``disk`` with an attribute ``directory`` is where snapshots go first. ``whole``: each rank has all of the
+    state.
     """
 
     def __init__(
@@ -163,7 +159,6 @@ class Rescue:
             os.close(fd)
 
     def _earlier(self) -> Request | None:
-        """Return the request of an earlier round of this run, from this node's agent."""
         name = self._request.name
         fd = held(f"{name}/{RESCUE}", _ANSWER_SECONDS) if self._place.local_rank == 0 else None
         if fd is None:
@@ -178,11 +173,7 @@ class Rescue:
 def directories(name: str, directory: str | None, chosen: str, command: Sequence[str]) -> list[Target]:
     """Return the directories for snapshots, in order. Pure but for the user's id.
 
-    Args:
-        name: Of the state.
-        directory: Of the checkpoints, a path or a URL; None where there are none.
-        chosen: A directory that the user has named for this, or ''.
-        command: The script and its arguments, by which a job without checkpoints is known again.
+    A job without checkpoints is known again by its ``command``, the script and its arguments.
     """
     job = directory if directory is not None else "\0".join([os.path.abspath(command[0]), *command[1:]])
     key = hashlib.sha256(f"{job}\n{name}".encode()).hexdigest()[:16]
@@ -203,11 +194,6 @@ def candidates(
 
     Of several runs that have failed one after the other the last one counts; of one run the newest state that is
     complete.
-
-    Args:
-        offers: What each rank sees.
-        newest: The newest checkpoint: what is older than it is not gone on from.
-        whole: Whether each rank has all of the state.
     """
     seen: dict[tuple[str, int, int, int | None], dict[int | None, dict[int, Rescued]]] = {}
     for present, offer in enumerate(offers):

@@ -188,7 +188,6 @@ def _alone(path: Path, stop: threading.Event) -> Iterator[tuple[Path, int]]:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Return whether a file still has its name."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), path.stat())
     return False

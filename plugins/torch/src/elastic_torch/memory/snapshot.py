@@ -27,11 +27,9 @@ from elastic_torch.state.host_memory import fill, pin, unpin
 from elastic_torch.version import Stamp
 
 HEADER_BYTES = HEADER.size
-PAGE = 4096
-"""Bytes before the first tensor's."""
+PAGE = 4096  # bytes before the first tensor's
 _ALIGNED = 64
-_SPARE = 1 << 16
-"""Bytes of room for what JSON says to grow, beyond twice its size."""
+_SPARE = 1 << 16  # bytes of room for what JSON says to grow, beyond twice its size
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -70,8 +68,7 @@ class Buffer:
         """True if a GPU's copies go here directly; None as long as there have been none."""
         self._layout = _Layout.of([])
         self._views: list[torch.Tensor] = []
-        self._known: tuple[bytes, Snapshot] | None = None
-        """The last value read, and the header at that time."""
+        self._known: tuple[bytes, Snapshot] | None = None  # the last value read, and the header at that time
 
     @classmethod
     def create(cls, name: str, tensors: Sequence[torch.Tensor], said_bytes: int) -> Buffer:
@@ -85,11 +82,7 @@ class Buffer:
 
     @classmethod
     def sized(cls, name: str, size: int) -> Buffer:
-        """One of so many bytes.
-
-        Raises:
-            ResourceError: There is not so much memory.
-        """
+        """One of so many bytes; raise ResourceError if there is not so much memory."""
         size = -(-max(size, 1) // PAGE) * PAGE
         if size > (left := available_memory()):  # the kernel would not refuse it, but kill a process for it
             raise ResourceError(
@@ -214,19 +207,12 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The layout of tensors in a buffer.
+    """The layout of tensors in a buffer."""
 
-    Attributes:
-        types: Of each its type and shape.
-        places: Of each its first byte.
-        end: The first byte behind the last one.
-        table: The types as JSON.
-    """
-
-    types: list[tuple[torch.dtype, torch.Size]]
-    places: list[int]
-    end: int
-    table: str
+    types: list[tuple[torch.dtype, torch.Size]]  # of each its type and shape
+    places: list[int]  # of each its first byte
+    end: int  # the first byte behind the last one
+    table: str  # the types as JSON
 
     @classmethod
     def of(cls, types: list[tuple[torch.dtype, torch.Size]]) -> _Layout:

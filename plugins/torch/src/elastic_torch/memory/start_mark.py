@@ -16,11 +16,7 @@ _LONGEST = 32
 
 
 class StartMark:
-    """The mark of one worker: the number of the round.
-
-    Args:
-        prefix: The beginning of the names of the worker's buffers.
-    """
+    """The mark of one worker: the number of the round."""
 
     def __init__(self, prefix: str) -> None:
         self._name = f"{prefix}/began"

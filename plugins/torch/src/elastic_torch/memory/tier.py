@@ -22,8 +22,7 @@ from elastic_torch.state.state_exchange import PART, Peers
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
 
-State = Callable[[], Any]
-"""Returns all of a state: the model's, and a mapping of everything else."""
+State = Callable[[], Any]  # returns all of a state: the model's, and a mapping of everything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,7 @@ class TakenState:
 
     model: Mapping[str, Any]
     rest: Mapping[str, Any]
-    whole: bool
-    """True if this rank itself has kept all of it, its random generators too."""
+    whole: bool  # true if this rank itself has kept all of it, its random generators too
     tier: Tier
 
 
@@ -43,16 +41,14 @@ class MemoryTier:
     Every method but :meth:`named` and :meth:`take_over` is for all ranks together.
     """
 
-    whole = True
-    """True if each rank has all of the state."""
+    whole = True  # true if each rank has all of the state
 
     def __init__(self, buffers: Buffers, peers: Peers) -> None:
         self._buffers, self._peers = buffers, peers
         self._choice: Choice | None = None
         self._taken = False
         self._mark = StartMark(buffers.prefix)
-        self._marked = False
-        """The mark of this round is there until the first commit is over."""
+        self._marked = False  # the mark of this round is there until the first commit is over
 
     def meet(self) -> Stamp | None:
         """Agree on the newest snapshot that all ranks have which have any."""

@@ -8,19 +8,15 @@ from typing import Any, Literal
 class Accumulation:
     """The position of an epoch's loop within a step.
 
-    Args:
-        size: Batches to a step; an epoch's last step may have fewer.
-        left: Batches that the loop has before it; None where that is not known.
-        sampler: What they are drawn with. One that weights losses (``loss_weight``) says how many samples are in each.
+    ``left`` are the batches that the loop has before it; None where that is not known. A sampler that weights
+    losses (``loss_weight``) says how many samples are in each.
     """
 
     def __init__(self, size: int = 1, left: int | None = None, sampler: Any = None) -> None:
         self._size, self._left, self._sampler = size, left, sampler
         self._weighs = hasattr(sampler, "loss_weight") and hasattr(sampler, "samples_ahead")
-        self._done = 0
-        """Batches of the step in progress that are done."""
-        self._of = size
-        """The number of batches of the step."""
+        self._done = 0  # batches of the step in progress that are done
+        self._of = size  # the number of batches of the step
         self._samples = 0
         """Samples in it, of all ranks; 0 before its first batch, and where the sampler does not say."""
 

@@ -18,16 +18,12 @@ logger = logging.getLogger("elastic_torch.state")
 class Checkpoints:
     """The checkpoints of one training; without a tier, none.
 
-    Args:
-        tier: Where they are.
-        place: This worker.
-        saved: Called with the step of a checkpoint that is on disk, from any thread.
+    ``saved`` is called with the step of a checkpoint that is on disk, from any thread.
     """
 
     def __init__(self, tier: DiskTier | None, place: Place, saved: Callable[[int], None]) -> None:
         self._tier, self._place, self._saved = tier, place, saved
-        self._there: int | None = None
-        """The step that was saved or loaded last."""
+        self._there: int | None = None  # the step that was saved or loaded last
 
     def after(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         """Save a finished step, if a checkpoint is due."""

@@ -14,16 +14,11 @@ from elastic_torch.state.components import Components
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import leaves
 
-_CHUNK = 1 << 20
-"""Elements that are summed at once."""
+_CHUNK = 1 << 20  # elements that are summed at once
 
 
 class Comparison:
-    """The comparison of state that is declared to be the same on all ranks; each difference is logged once.
-
-    Args:
-        peers: All ranks.
-    """
+    """The comparison of state that is declared to be the same on all ranks; each difference is logged once."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -38,11 +33,8 @@ class Comparison:
 
         The buffers of modules are left out: each rank's are of its own batches, and DDP takes rank 0's (BatchNorm).
 
-        Args:
-            state: The state.
-            common: What it is the state of.
-            first: Whether nothing is lost yet. Later on each rank keeps what it has, and rank 0 warns: a training that
-                has come so far does not end for it.
+        ``first`` says that nothing is lost yet. Later on each rank keeps what it has, and rank 0 warns: a
+        training that has come so far does not end for it.
 
         Raises:
             UsageError: The ranks differ, and it is the first step; names the places.

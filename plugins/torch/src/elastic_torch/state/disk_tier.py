@@ -41,9 +41,7 @@ class DiskTier(Protocol):
     def due(self, step: int, *, last: bool = False) -> bool:
         """Return True if this step is to be saved. Asked after every step; the same answer on all ranks.
 
-        Args:
-            step: Steps done so far.
-            last: No other one follows in this process, and this one has not been saved: asked once more, then.
+        ``last``: no other step follows in this process, and this one has not been saved: asked once more, then.
         """
 
     def save(self, state_dict: dict[str, Any], step: int) -> object:
@@ -62,6 +60,6 @@ class DiskTier(Protocol):
     def load(self, into: dict[str, Any] | None = None) -> AnyLoaded | None:
         """Return the newest intact one; it may be older than what ``newest(verify=False)`` said.
 
-        Args:
-            into: For sharded states: what it is loaded into, and None for the names of which all comes as it was saved.
+        For sharded states, ``into`` is what it is loaded into, with None for the names of which all comes as it
+        was saved.
         """

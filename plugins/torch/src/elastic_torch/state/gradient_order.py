@@ -18,15 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-_NO_MATTER = 2
-"""Ranks up to which the order of a sum changes nothing."""
+_NO_MATTER = 2  # ranks up to which the order of a sum changes nothing
 
 
 class GradientOrder:
     """The order of one model's gradients, as numbers of its parameters.
-
-    Args:
-        model: The DDP model, if there is one. Those that never fill their buckets anew have no order.
 
     Attributes:
         known: The order; empty until the first backward pass that reduces gradients, or :meth:`replay`.

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-_PORTABLE = 1
-"""``cudaHostRegisterPortable``: pinned for all of the process, not for one device."""
+_PORTABLE = 1  # ``cudaHostRegisterPortable``: pinned for all of the process, not for one device
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:

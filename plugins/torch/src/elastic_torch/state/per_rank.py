@@ -32,8 +32,7 @@ class PerRank:
         self._things = {key: thing for key, thing in things.items() if not loaders.counts_twice(thing)}
         self._stateful = {key: stateful(f"per_rank[{key!r}]", thing) for key, thing in self._things.items()}
         self._peers, self._generators, self._exact = peers, generators, exact
-        self._everybodys: Sequence[torch.Tensor] = []
-        """By rank, its state at the last commit, as bytes."""
+        self._everybodys: Sequence[torch.Tensor] = []  # by rank, its state at the last commit, as bytes
         self._begins_anew: set[str] = set()
         """The loaders that were not restored, since the number of ranks has changed."""
 
@@ -51,10 +50,8 @@ class PerRank:
     def load(self, kept: Mapping[str, torch.Tensor] | None, epoch: int, batches: int) -> None:
         """Load the state of the rank that had this rank's number.
 
-        Args:
-            kept: What :meth:`by_rank` has returned.
-            epoch: The epoch in progress.
-            batches: Its batches that are done; 0 between two epochs.
+        ``kept`` is what :meth:`by_rank` has returned; ``batches`` are the epoch's batches that are done, 0
+        between two epochs.
 
         Raises:
             UsageError: There is none, or it is of another number of ranks.

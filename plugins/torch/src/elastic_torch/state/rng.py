@@ -14,7 +14,6 @@ from elastic_torch.version import digest
 
 
 def _apply(state: Mapping[str, Any]) -> None:
-    """Set all of them to where they were."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
@@ -25,8 +24,7 @@ def _apply(state: Mapping[str, Any]) -> None:
 class Generators:
     """The rank's random generators, and where they were when the epoch's loader began.
 
-    Args:
-        kept: Whether they belong to the state; if not, :meth:`state` is None, and nothing is set.
+    Unless they are ``kept``, they do not belong to the state: :meth:`state` is None, and nothing is set.
     """
 
     def __init__(self, *, kept: bool) -> None:

@@ -12,14 +12,10 @@ from elastic_torch.version import Stamp
 class Tier(enum.Enum):
     """The source of a rank's state."""
 
-    MEMORY = "memory"
-    """A snapshot that this node's agent has kept for it."""
-    PEER = "peer"
-    """Another rank's snapshot."""
-    DISK = "disk"
-    """A checkpoint."""
-    RESCUED = "rescued"
-    """A snapshot that was written out when the run before had failed."""
+    MEMORY = "memory"  # a snapshot that this node's agent has kept for it
+    PEER = "peer"  # another rank's snapshot
+    DISK = "disk"  # a checkpoint
+    RESCUED = "rescued"  # a snapshot that was written out when the run before had failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +23,7 @@ class Choice:
     """The snapshot that all go on from."""
 
     stamp: Stamp
-    source: int
-    """The rank that sends it to those without it."""
+    source: int  # the rank that sends it to those without it
     without: tuple[int, ...]
 
     def tier(self, rank: int) -> Tier:
@@ -63,9 +58,7 @@ def choose(offers: Sequence[Sequence[Stamp]], not_from: Collection[int] = ()) ->
     number. Ranks without any, which are new, get it from the first rank that has it. If the ranks with snapshots have
     none in common, as after a node came back that had missed a few rounds, the newest one counts.
 
-    Args:
-        offers: The stamps of each rank's complete snapshots, all of this run; by rank.
-        not_from: Rounds whose snapshots do not count (:func:`cut_short`).
+    Snapshots of the rounds ``not_from`` do not count (:func:`cut_short`).
     """
     offers = [[stamp for stamp in stamps if stamp.round not in not_from] for stamps in offers]
     sets = [set(stamps) for stamps in offers if stamps]

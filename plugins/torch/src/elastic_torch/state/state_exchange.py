@@ -19,12 +19,10 @@ import torch.distributed as dist
 
 from elastic_torch.version import Stamp
 
-PART = 64 << 20
-"""Bytes that are sent at once."""
+PART = 64 << 20  # bytes that are sent at once
 PATIENCE = timedelta(days=1)
 """The time that a rank waits for another: one may evaluate for long meanwhile. A dead one breaks its connections."""
-NAP = 0.005
-"""Seconds between two looks at whether a collective is done."""
+NAP = 0.005  # seconds between two looks at whether a collective is done
 
 
 class Peers:
@@ -127,7 +125,6 @@ class Transport:
         return table
 
     def _wait(self, begin: Callable[[], dist.Work]) -> None:
-        """Have a collective done."""
         with self._inside:
             work = begin()
         while not work.is_completed():

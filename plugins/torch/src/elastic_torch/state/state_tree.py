@@ -19,12 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-Take = Callable[[int], torch.Tensor]
-"""The tensor with this number."""
-TakeDTensor = Callable[[str], Any]
-"""The DTensor with this name."""
-DTensors = MutableMapping[str, Any]
-"""DTensors by name: by their place in the state."""
+Take = Callable[[int], torch.Tensor]  # the tensor with this number
+TakeDTensor = Callable[[str], Any]  # the DTensor with this name
+DTensors = MutableMapping[str, Any]  # DTensors by name: by their place in the state
 _Where: TypeAlias = "tuple[_Where, object] | None"
 """A place in the state: what that is in, and its key or number there; None is the state itself."""
 
@@ -66,8 +63,6 @@ def put_together(said: Any, take: Take, shard: TakeDTensor | None = None) -> Any
 
 @dataclass(frozen=True, slots=True)
 class _Leaves:
-    """The tensors that a walk through a state has found."""
-
     tensors: list[torch.Tensor]
     shards: DTensors | None
 
@@ -198,11 +193,7 @@ def packed(state: Any) -> torch.Tensor:
 
 
 def unpacked(content: torch.Tensor) -> Any:
-    """Return what :func:`packed` was given, in new memory.
-
-    Raises:
-        ValueError: It cannot have come from there.
-    """
+    """Return what :func:`packed` was given, in new memory; raise ValueError if it cannot have come from there."""
     (said, table), elements = parted(content)
     return put_together(said, tensors_of(table, elements).__getitem__)
 
@@ -231,12 +222,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_of(table: Iterable[Sequence[Any]], content: torch.Tensor) -> list[torch.Tensor]:
-    """Return new tensors of these types and shapes, filled from their bytes, which follow each other.
-
-    Args:
-        table: As :func:`table_of` has made it.
-        content: The bytes, uint8 of shape (bytes,).
-    """
+    """Return new tensors of these types and shapes, filled from ``content``, uint8 of shape (bytes,)."""
     tensors, start = [], 0
     for name, shape in table:
         tensor = torch.empty(shape, dtype=getattr(torch, name))
@@ -258,10 +244,6 @@ def form_of(state: Mapping[str, Any]) -> str:
 
 def restored(form: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state of this form, with the tensors of what a checkpoint has given back.
-
-    Args:
-        form: As :func:`form_of` has made it.
-        saved: What was loaded; its keys may have become strings.
 
     Raises:
         ValueError: A tensor is not there; says where. Or this is no form.

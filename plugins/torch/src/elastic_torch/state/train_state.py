@@ -40,8 +40,7 @@ from elastic_torch.state.state_tree import form_of, packed, restored, unpacked
 from elastic_torch.version import Place, Stamp
 
 _T = TypeVar("_T")
-_NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
-"""The names under which the agent keeps a state."""
+_NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)  # the names under which the agent keeps a state
 NO_BATCH = (
     "Epoch {} goes on after its last batch, so the loop over its batches sets no variable. Code after that loop that "
     "uses one, such as `loss`, needs a value from before the loop: `loss = None`."
@@ -54,8 +53,7 @@ class Restored:
 
     step: int
     epoch: int
-    tier: Tier
-    """The source of this rank's state."""
+    tier: Tier  # the source of this rank's state
 
 
 class TrainState:
@@ -142,8 +140,7 @@ class TrainState:
         self.step = self.epoch = self.batch = 0
         self.stopping = False
         self._peers = Peers()
-        self._commits = 0
-        """In this process."""
+        self._commits = 0  # in this process
         own = {key: thing for key, thing in {"sampler": sampler, **(extra or {})}.items() if loaders.is_stateful(thing)}
         extra = {key: thing for key, thing in (extra or {}).items() if key not in own}
         sampler = None if "sampler" in own else sampler
@@ -154,8 +151,7 @@ class TrainState:
         self._accumulation = Accumulation(sampler=sampler)
         self._common = Components(model, optimizer, scheduler, sampler, extra)
         self._exact = exact_samples
-        self._resumed = False
-        """True if the next loader is to go on in the midst of an epoch."""
+        self._resumed = False  # true if the next loader is to go on in the midst of an epoch
         self._loader_has_ended = False
         """True if the last commit came after the loader's end, so that a loader's own state is that of its end."""
         self._epoch_is_over = False
@@ -163,8 +159,7 @@ class TrainState:
         self._in_epoch = False  # the script is in the body of a loop over epochs
         self._unkept = False  # the last step is counted, and is kept when the next epoch begins
         self.lacks_batches = False  # the epoch was resumed after its last batch: no variable of its loop is set
-        self._ranks = self._peers.world
-        """The number of ranks that made the restored state."""
+        self._ranks = self._peers.world  # the number of ranks that made the restored state
         self._snapshot_every = snapshot_every
         self._place = Place.found()
         self._memory = memory_tier(self._common, name, self._place.local_rank, replicate_every, self._peers)
@@ -306,8 +301,7 @@ class TrainState:
         process had taken them at once: with shares that differ by one, in an epoch's tail, and with ``accumulate``.
         Needs an ``ElasticDistributedSampler`` for that; with others it is 1 / ``accumulate``.
 
-        Args:
-            reduction: Whether the loss is the mean over the samples that this rank has, or their sum.
+        ``reduction`` says whether the loss is the mean over the samples that this rank has, or their sum.
 
         Raises:
             ValueError: ``reduction`` is neither.
@@ -417,7 +411,6 @@ class TrainState:
         return None
 
     def _load_checkpoint(self, loaded: AnyLoaded) -> Tier:
-        """Load a checkpoint."""
         self._common.gradients.replay(loaded.state["gradients"].tolist())
         self.load_state_dict(loaded.state)
         numbers = loaded.state.get("rng", {}).get(str(self._peers.rank))

@@ -2,7 +2,7 @@
 
 * ``backend`` makes a backend of a handler: a private ledger in this node's memory, which the node itself leads.
 * ``node`` has that ledger, and the thread that calls the handler.
-* ``handler`` completes handlers of other classes than ours; ``errors`` has their errors.
+* ``errors`` has the errors of handlers.
 * ``exchange`` is what the agents of a round tell each other through the handler's store.
-* ``registry`` finds handlers by the name that ``--rdzv_backend`` gives.
+* ``registry`` finds handlers by the name that ``--rdzv_backend`` gives, and completes those of other classes.
 """

@@ -267,7 +267,6 @@ class HandlerNode(MemoryStore):
                 self._handler.shutdown()
 
     def _next_call(self) -> Callable[[], None] | None:
-        """Wait for the next call that is due; return None once the thread is to end."""
         with self.changed:
             while not self._ended.is_set():
                 own, wait = self._own, None
@@ -361,7 +360,6 @@ class HandlerNode(MemoryStore):
         return exchange.Waiting(self._ended.wait)
 
     def _wake(self) -> None:
-        """Wake the threads that watch the ledger or the roster."""
         self.version += 1
         self.changed.notify_all()
 

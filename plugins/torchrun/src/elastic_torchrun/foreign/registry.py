@@ -22,12 +22,12 @@ from elastic_core.errors import PluginError, RendezvousError, UsageError
 from elastic_core.host import ANY_FORM, advertised_address
 from elastic_core.rendezvous import RendezvousBackend, RendezvousOptions, RendezvousParameters
 from elastic_torchrun.foreign.errors import translate_error
-from elastic_torchrun.foreign.handler import as_handler, complete_class
-from elastic_torchrun.rendezvous_api import RendezvousHandler
+from elastic_torchrun.rendezvous_api import HandlerAnswer, RendezvousHandler
 
 Factory: TypeAlias = Callable[..., Any]  # makes a handler, from RendezvousParameters or without an argument
 TORCH_PREFIX = "torch-"  # before the names of torch's own handlers, of which some are also names of our backends
 
+_OPTIONAL_METHODS = ("get_backend", "get_run_id", "is_closed", "set_closed", "num_nodes_waiting", "shutdown")
 _factories: dict[str, Factory] = {}
 _importing: dict[str, set[str]] = {}  # the modules that were being imported when a name was registered
 
@@ -262,3 +262,45 @@ def torch_handler(name: str) -> Factory:
 def _home(factory: Factory) -> str:
     module, name = getattr(factory, "__module__", None), getattr(factory, "__qualname__", None)
     return f"{module}.{name}" if module and name else repr(factory)
+
+
+class _CompletedHandler(RendezvousHandler):
+    """A handler of another class, with the defaults of :class:`RendezvousHandler` for the methods that it lacks."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        for name in _OPTIONAL_METHODS:
+            if callable(method := getattr(inner, name, None)):
+                setattr(self, name, method)
+
+    def next_rendezvous(self) -> HandlerAnswer:
+        answer: HandlerAnswer = self._inner.next_rendezvous()
+        return answer
+
+    def get_backend(self) -> str:
+        return type(self._inner).__name__
+
+    @property
+    def use_agent_store(self) -> bool:
+        return bool(getattr(self._inner, "use_agent_store", False))
+
+
+def complete_class(kind: type) -> type:
+    """Return a handler's class with the defaults of :class:`RendezvousHandler` for the abstract methods that it lacks.
+
+    In torch's class all methods except ``use_agent_store`` are abstract, in ours only :meth:`next_rendezvous`.
+    """
+    lacking: frozenset[str] = getattr(kind, "__abstractmethods__", frozenset())
+    defaults = {name: getattr(RendezvousHandler, name) for name in _OPTIONAL_METHODS if name in lacking}
+    if not defaults:
+        return kind
+    return type(kind)(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, **defaults})
+
+
+def as_handler(made: object) -> RendezvousHandler | None:
+    """Return any object with ``next_rendezvous``, e.g. one of torch's, as a handler; None for anything else."""
+    if isinstance(made, RendezvousHandler):
+        return made
+    if inspect.isclass(made) or inspect.ismodule(made) or not callable(getattr(made, "next_rendezvous", None)):
+        return None
+    return _CompletedHandler(made)

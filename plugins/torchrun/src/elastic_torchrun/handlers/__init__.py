@@ -18,7 +18,7 @@ General layout:
 
 * ``handler``: one node of the protocol, with torchrun's agent in the place of ours. ``stores``: the store of a round.
 * ``close``: closes a run for a node that has no session any more. ``errors``: errors as callers of torch catch them.
-* ``command``: what torchrun runs, from its command line. ``console``: what it prints on stderr.
+* ``command``: what torchrun runs, from its command line.
 """
 
 from __future__ import annotations
@@ -37,11 +37,7 @@ __all__ = ["TorchrunHandler", "handler_of", "handler_over"]
 
 
 def handler_of(plugin: str) -> Callable[[Any], RendezvousHandler]:
-    """Return what torchrun registers: makes the handler of one run from torch's parameters.
-
-    Args:
-        plugin: The module with the backend's hooks; imported when a run asks.
-    """
+    """Return what torchrun registers: makes the handler of one run from torch's parameters."""
 
     def make(torchs: Any) -> RendezvousHandler:
         hooks = import_module(plugin)

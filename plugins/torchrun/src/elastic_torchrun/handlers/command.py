@@ -15,10 +15,6 @@ from elastic_torchrun.startup import LAUNCHER
 def command_of(argv: Sequence[str], host: str) -> Command:
     """Return what the nodes of one job are compared by; empty where this process is no torchrun, which cannot be known
     then.
-
-    Args:
-        argv: This process's command line, as ``sys.argv``.
-        host: This node's host, whose name may differ in arguments.
     """
     if not _is_torchrun(argv[0] if argv else ""):
         return Command()

@@ -56,7 +56,6 @@ from elastic_core.session.join import Applicant, join
 from elastic_torchrun.handlers import stores
 from elastic_torchrun.handlers.close import close_run
 from elastic_torchrun.handlers.command import command_of
-from elastic_torchrun.handlers.console import say
 from elastic_torchrun.handlers.errors import torchs_errors
 from elastic_torchrun.rendezvous_api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
 
@@ -64,10 +63,8 @@ AGREED = ("torchrun",)
 """The text of such nodes in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
 TICK = 1.0
 """Seconds between two signs of life of this process. (Of the agent's loop there are none while it stops workers.)"""
-SILENT_PROGRESS = 30.0
-"""Seconds for which a round's workers must be alive to count as progress (rule L4)."""
-FAREWELL = 10.0
-"""Seconds that the end may take: for others to close the job, and for this node to leave."""
+SILENT_PROGRESS = 30.0  # seconds for which a round's workers must be alive to count as progress (rule L4)
+FAREWELL = 10.0  # seconds that the end may take: for others to close the job, and for this node to leave
 
 
 class TorchrunHandler(RendezvousHandler):
@@ -91,21 +88,17 @@ class TorchrunHandler(RendezvousHandler):
         self._row: object = None
         self._begun: tuple[Round, float] | None = None
         """The round to start, or that was started, and when it was."""
-        self._fresh = False
-        """True if that is one which the agent has not been given yet."""
+        self._fresh = False  # true if that is one which the agent has not been given yet
         self._last = 0
         """The round in which the agent entered its exit barrier; 0 while it has not. Any later one is the others'."""
         self._exit: Exit | None = None
         self._crash: BaseException | None = None
         self._shut = threading.Event()
         self._told = True
-        self._address = ""
-        """The address of this node for the others."""
-        self._secrets: dict[str, str] = {}
-        """Passwords that were taken out of this process' environment."""
+        self._address = ""  # the address of this node for the others
+        self._secrets: dict[str, str] = {}  # passwords that were taken out of this process' environment
         self._ports: dict[str, HeldPort] = {}
-        self._stores: list[object] = []
-        """Those of the newest rounds: workers of the one before may still end."""
+        self._stores: list[object] = []  # those of the newest rounds: workers of the one before may still end
 
     # What torchrun's agent asks --------------------------------------------------------------------------------------
 
@@ -359,7 +352,6 @@ class TorchrunHandler(RendezvousHandler):
         return offer
 
     def _is_next(self, current: Round) -> bool:
-        """Return True if the agent is still to be given this round."""
         return self._fresh and self._begun is not None and self._begun[0] is current
 
     def _over(self, current: Round) -> bool:
@@ -392,3 +384,9 @@ class TorchrunHandler(RendezvousHandler):
 
 def _restart(incident: Incident, history: History) -> Verdict:
     return Verdict(Action.RESTART, "torchrun's agents count restarts")
+
+
+def say(event: Event) -> None:
+    """Print what needs a person's attention, and when it is over."""
+    if event.level >= Level.WARNING or event.name == "store_back":
+        print(f"[elastic] {event.message}", file=sys.stderr, flush=True)

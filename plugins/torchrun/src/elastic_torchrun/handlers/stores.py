@@ -18,8 +18,7 @@ EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """Prefix of the keys of the barrier that torchrun's agents enter once their workers have finished."""
 ARRIVED, ALL_HERE = "elastic/arrived", "elastic/all_here"
 CONNECT_WITHIN = timedelta(seconds=60)
-LOOK = 0.05
-"""Seconds between two looks whether a round is over, or its store is there."""
+LOOK = 0.05  # seconds between two looks whether a round is over, or its store is there
 STORE_TIMEOUT = timedelta(seconds=300)
 """The time that agents and workers wait for each other in a round's store; torch's own default."""
 

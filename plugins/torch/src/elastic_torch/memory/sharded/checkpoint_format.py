@@ -25,8 +25,7 @@ from elastic_torch.disk.dcp import Loose
 from elastic_torch.state.components import Components
 from elastic_torch.state.state_tree import leaves
 
-Place = tuple[str, ...]
-"""The place of an optimizer's state in a whole one: its name, or ``extra`` and its name."""
+Place = tuple[str, ...]  # the place of an optimizer's state in a whole one: its name, or ``extra`` and its name
 
 
 def named(common: Components, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,22 +17,16 @@ from elastic_torch.memory.sharded.plan import Box
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A sharded tensor of a state that was taken apart, as ``tree`` keeps it.
+    """A sharded tensor of a state that was taken apart, as ``tree`` keeps it."""
 
-    Attributes:
-        number: Of this rank's part among the tensors.
-        name: Its place in the state.
-        shape: Of the whole tensor.
-        offset: Where this rank's part begins in it.
-        placements: How it was laid out over its mesh: ``"R"`` (replicated) or a dimension (sharded), one for each
-            dimension of the mesh; ``"?"`` for what cannot be said so.
-    """
-
-    number: int
-    name: str
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
+    number: int  # of this rank's part among the tensors
+    name: str  # its place in the state
+    shape: tuple[int, ...]  # of the whole tensor
+    offset: tuple[int, ...]  # where this rank's part begins in it
     placements: tuple[str | int, ...]
+    """The layout over its mesh: ``"R"`` (replicated) or a dimension (sharded), one for each dimension of
+    the mesh; ``"?"`` for what cannot be said so.
+    """
 
     def box(self, part: torch.Tensor) -> Box:
         """Which part of the whole it is."""
@@ -89,11 +83,8 @@ def owners(where: str, optimizer: torch.optim.Optimizer) -> dict[str, DTensor]:
 def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner: Mapping[str, DTensor]) -> DTensor:
     """Return the tensor to fill: the one of the state that is there, or a new one, laid out as this round's are.
 
-    Args:
-        leaf: What was kept of it.
-        dtype: Of its elements.
-        present: The sharded tensors that are there, by name.
-        owner: Parameters, by the name of what belongs to them: optimizers make their state only in their first step.
+    ``present`` has the sharded tensors that are there, by name; ``owner`` has parameters by the name of what
+    belongs to them, since optimizers make their state only in their first step.
 
     Raises:
         ValueError: There is no place for it, or it has another shape.

@@ -28,23 +28,14 @@ Present = Mapping[str, DTensor]
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """The state, as this rank has it now.
+    """The state, as this rank has it now."""
 
-    Attributes:
-        said: Its tree.
-        plain: The tensors that are not sharded, by number; views of shared memory, perhaps.
-        shards: Those that are, by name, already filled.
-        whole: Whether the tree is that of this very rank in the same world, random numbers and all.
-        local: Whether all of it was in this rank's reach.
-        exact: Whether each rank had the very parts that it needs.
-    """
-
-    said: Any
-    plain: Mapping[int, torch.Tensor]
-    shards: Mapping[str, DTensor]
-    whole: bool
-    local: bool
-    exact: bool
+    said: Any  # its tree
+    plain: Mapping[int, torch.Tensor]  # the tensors that are not sharded, by number; views of shared memory, perhaps
+    shards: Mapping[str, DTensor]  # those that are, by name, already filled
+    whole: bool  # whether the tree is that of this very rank in the same world, random numbers and all
+    local: bool  # whether all of it was in this rank's reach
+    exact: bool  # whether each rank had the very parts that it needs
 
 
 def bring(
@@ -52,12 +43,8 @@ def bring(
 ) -> Brought:
     """Bring the parts of a found state to the ranks that need them. Collective.
 
-    Args:
-        transport: Of all ranks.
-        found: The state that all go on from.
-        mine: By old rank, the snapshots of it that this rank can reach.
-        present: The sharded tensors that are there, by name: filled in place.
-        owner: Parameters by the name of what belongs to them, as ``dtensors.owners`` has it.
+    ``mine`` has the snapshots of the state that this rank can reach, by old rank. The tensors that are ``present``
+    are filled in place.
 
     Raises:
         ValueError: The snapshot does not fit the model.

@@ -52,8 +52,7 @@ class HeldPart:
 
     stamp: Stamp
     rank: int
-    world: int
-    """The number of ranks then."""
+    world: int  # the number of ranks then
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +79,7 @@ class FoundState:
 
 
 def every(holdings: Sequence[Sequence[HeldPart]]) -> list[FoundState]:
-    """All states of which every part is somewhere, the newest first.
-
-    Args:
-        holdings: What each present rank can reach by itself.
-    """
+    """All states of which every part is somewhere, the newest first."""
     having: dict[tuple[Stamp, int], dict[int, list[int]]] = {}
     for present, held in enumerate(holdings):
         for holding in sorted(set(held)):
@@ -118,21 +113,13 @@ def partners(nodes: Sequence[int]) -> tuple[int | None, ...]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """A part of a tensor that one present rank gives another, or has for itself.
+    """A part of a tensor that one present rank gives another, or has for itself."""
 
-    Attributes:
-        tensor: The tensor's number.
-        taker: Who needs it.
-        old: Out of whose part it is.
-        giver: Who has that.
-        box: Where it lies in the whole tensor.
-    """
-
-    tensor: int
-    taker: int
-    old: int
-    giver: int
-    box: Box
+    tensor: int  # the tensor's number
+    taker: int  # who needs it
+    old: int  # out of whose part it is
+    giver: int  # who has that
+    box: Box  # where it lies in the whole tensor
 
 
 def pieces(
@@ -147,12 +134,7 @@ def pieces(
     Where several old ranks had the same part (a mesh that replicates), one of them is taken: one that the taker can
     reach by itself, if there is any.
 
-    Args:
-        found: The state.
-        had: By old rank and tensor, which part that had.
-        needed: By present rank and tensor, which part that needs.
-        rank: The present rank that asks.
-        tensors: Of which tensors.
+    ``had`` has the parts by old rank and tensor, ``needed`` by present rank and tensor.
     """
     for tensor in tensors:
         parts: dict[Box, list[int]] = {}

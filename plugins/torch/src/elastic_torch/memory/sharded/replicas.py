@@ -35,11 +35,6 @@ class Replicas:
         """Return a buffer for the next replica, of at least so many bytes. From here on until it is finished it holds
         nothing.
 
-        Args:
-            number: Of the rank that it is for.
-            size: Bytes.
-            safe: The stamp of the replica that must stay.
-
         Raises:
             ResourceError: There is no memory for it, or the agent does not keep it.
         """

@@ -24,8 +24,7 @@ from elastic_torch.memory.snapshot import HEADER_BYTES, Buffer
 from elastic_torch.state.state_exchange import Transport
 from elastic_torch.version import Stamp
 
-GOODBYE = 1.0
-"""Seconds that a part which is being sent gets to arrive when an exception has ended the program."""
+GOODBYE = 1.0  # seconds that a part which is being sent gets to arrive when an exception has ended the program
 logger = logging.getLogger("elastic_torch.memory")
 
 
@@ -57,8 +56,7 @@ class Replicator:
         self.replicated: Stamp | None = None
         self._transport, self._replicas, self._buffer_of = transport, replicas, buffer_of
         self._partner, self._sources = partner[transport.rank], sources(partner, transport.rank)
-        self._way: Stamp | None = None
-        """The offers that are neither safe nor left out yet."""
+        self._way: Stamp | None = None  # the offers that are neither safe nor left out yet
         self._able, self._broken = True, False
         self._offers: queue.SimpleQueue[Stamp | Literal["end"] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="elastic-replicas", daemon=True)
@@ -70,11 +68,7 @@ class Replicator:
         return tuple(stamp for stamp in (safe, way) if stamp is not None)
 
     def offer(self, stamp: Stamp | None) -> None:
-        """Have this snapshot replicated, unless a rank is still busy with an earlier one. All ranks, in the same steps.
-
-        Args:
-            stamp: Of this rank's snapshot; None if it has none.
-        """
+        """Have this snapshot replicated, unless a rank is still busy with an earlier one. Collective."""
         if self._broken:
             return
         if self._way is not None:

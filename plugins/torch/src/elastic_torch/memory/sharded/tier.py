@@ -26,8 +26,7 @@ from elastic_torch.state.state_exchange import Peers, Transport
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
 
-_PARTS = "state[1]['state']"
-"""The places of the parts in a whole state, by name."""
+_PARTS = "state[1]['state']"  # the places of the parts in a whole state, by name
 
 
 class ShardedMemory(MemoryTier):
@@ -45,8 +44,7 @@ class ShardedMemory(MemoryTier):
         self._nodes: list[int] = []
         self._found: list[FoundState] = []
         self._brought: Brought | None = None
-        self._newest: Stamp | None = None
-        """Of the last snapshot; None where it could not be kept."""
+        self._newest: Stamp | None = None  # of the last snapshot; None where it could not be kept
 
     def replicated(self) -> Stamp | None:
         """Return the newest state of this round of which every part is on two nodes."""
