@@ -24,7 +24,7 @@ from elastic_core.session.ledger_reader import load
 
 
 def running_job(store: RendezvousBackend, job: str) -> Ledger:
-    """Return the ledger of the job; raise UsageError if there is none, or RendezvousRefusedError if no agent hosts it."""
+    """Return the ledger of the job; raise UsageError if none goes on, or RendezvousRefusedError without a host."""
     require_agent(store, job)
     ledger = load(store, time.monotonic())
     if ledger is None or ledger.closed is not None:
