@@ -37,7 +37,6 @@ MODULES = (
     "compaction",
     "ranks",
     "row_delay",
-    "arrival",
     "entries",
     "limits",
     "incidents",

@@ -19,7 +19,7 @@ from __future__ import annotations
 from elastic_core import names_of
 
 NAMES = {
-    "session.contact": "FENCE_SHARE FIRST_CONNECTION_SECONDS StoreWait is_gone",
+    "session.contact": "FENCE_SHARE FIRST_CONNECTION_SECONDS StoreWait",
     "session.job_request": "requested require_agent running_job",
     "session.ledger_reader": "load news peek readable",
     "session.runtime": "RUNTIME Runtime",

@@ -39,8 +39,6 @@ class Contact:
 
     def __init__(self, now: float, publish: Callable[[Event], None]) -> None:
         self.failing: set[str] = set()  # the threads whose last operation failed
-        self._failed_once: set[str] = set()
-        """The threads whose connection broke once: an idle one may have been broken for long. They make another."""
         self._told: set[str] = set()  # the kinds of failure that people have been told of, until the store serves again
         self.known_at = now
         """When this node last knew all that the store had taken, whether or not a round is live."""
@@ -79,12 +77,11 @@ class Contact:
                 return
             back = self.failing == {who}
             self.failing.discard(who)
-            self._failed_once.discard(who)
-            silent, told = SILENT in self._told, bool(self._told)
+            told = self._told
             if back:
                 self._told = set()
         if back and told:
-            self._publish(Event("store_back", f"the store {'answers' if silent else 'can be read'} again"))
+            self._publish(Event("store_back", f"the store {'answers' if SILENT in told else 'can be read'} again"))
 
     def failed(self, who: str, exc: ElasticError, *, surely: bool = False) -> None:
         """Record a failure of a thread. People are told once of each kind, until all threads are served again.
@@ -96,15 +93,13 @@ class Contact:
             if self._over:
                 return
             how = UNREADABLE if isinstance(exc, HistoryChangedError) else SILENT
-            first = not surely and how == SILENT and who not in self._failed_once
-            self._failed_once.add(who)
+            first = not surely and how == SILENT and who not in self.failing
             self.failing.add(who)
             news = not first and how not in self._told
             if news:
                 self._told.add(how)
         if news:
-            what = " ".join(filter(None, [exc.message, exc.hint]))
-            message = f"the store {how}; workers go on, and we keep trying: {what}"
+            message = f"the store {how}; workers go on, and we keep trying: {in_one_line(exc)}"
             self._publish(Event("store_unreachable", message, Level.WARNING))
 
     def end(self) -> None:
@@ -187,16 +182,6 @@ class StoreWait:
 
     def _tell(self, message: str) -> None:
         self.publish(Event("store_unreachable", message, Level.WARNING))
-
-
-def is_gone(store: RendezvousBackend, exc: RendezvousConnectionError) -> bool:
-    """Return whether an operation failed because an embedded store is gone for good, and not for the network."""
-    try:
-        if not isinstance(exc, StoreLostError):
-            store.connect().close()
-    except RendezvousConnectionError as again:
-        exc = again
-    return isinstance(exc, StoreLostError)
 
 
 # Calls without an answer ----------------------------------------------------------------------------------------------

@@ -152,9 +152,8 @@ class Heartbeat:
 
     def _mend_later(self) -> None:
         """Make a new connection, over which this thread goes on."""
-        state, self._cut_off = self._state, True
-        mend = partial(state.connections.connect, "heartbeat")
-        state.runtime.thread(target=state.guard, args=(mend,), name="elastic-mend", daemon=True).start()
+        self._cut_off = True
+        self._state.thread("mend", partial(self._state.connections.connect, "heartbeat")).start()
 
     def _heir(self, ledger: Ledger) -> bool:
         return ledger.leader != self._node_id and ledger.closed is None

@@ -25,8 +25,6 @@ ASK_AGAIN_SECONDS = 10.0  # the interval at which plugins are asked about nodes 
 ANSWER_WAIT_SECONDS = 0.3
 """How long a turn of the leader waits for plugins, which mostly answer at once. Meanwhile a broken round is not halted;
 reporters give a leader 1 s (rule L2)."""
-_OF_INCIDENT = ("round", "rank", "host", "exception", "follows_peer", "exit_code", "step", "place", "message")
-"""The fields of an incident that its verdict's event has under the same name."""
 
 
 class PluginQuestions:
@@ -110,11 +108,20 @@ def verdict_event(incident: Incident, history: History, verdict: Verdict, others
 
     An excluded host stays in the job if the ``others``, nodes on other hosts, are not ``enough``.
     """
-    fields = {name: getattr(incident, name) for name in _OF_INCIDENT} | {
+    fields = {
+        "round": incident.round,
         "kind": incident.kind.value,
-        "after_s": round(incident.after, 3),
+        "rank": incident.rank,
+        "host": incident.host,
+        "exception": incident.exception,
+        "follows_peer": incident.follows_peer,
+        "exit_code": incident.exit_code,
+        "step": incident.step,
         "new_checkpoint": history.new_checkpoint,
         "moved": history.moved,
+        "place": incident.place,
+        "after_s": round(incident.after, 3),
+        "message": incident.message,
         "restarts": history.restarts,
         "max_restarts": history.max_restarts,
         "action": verdict.action.name.lower(),

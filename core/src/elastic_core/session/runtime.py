@@ -19,18 +19,13 @@ from elastic_core.protocol.compaction import ENTRIES_KEPT_WHOLE
 from elastic_core.threads import PatientThread, asked
 
 
-def random_id() -> str:
-    """Return a random id of 12 characters."""
-    return uuid.uuid4().hex[:12]
-
-
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """Factories for whatever reads a clock, blocks, or starts a thread, and the codec."""
 
     now: Callable[[], float] = time.monotonic  # seconds on a monotonic clock
     sleep: Callable[[float], None] = time.sleep
-    new_id: Callable[[], str] = random_id
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]  # random
     thread: Callable[..., threading.Thread] = PatientThread
     condition: Callable[[], threading.Condition] = threading.Condition
     event: Callable[[], threading.Event] = threading.Event

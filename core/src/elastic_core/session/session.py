@@ -33,14 +33,10 @@ class Session:
         self._closing_watch: Watch | None = None  # what this node saw as leader, if it was one when it began to leave
         self._returns = False  # whether the agent enters again
         self._heartbeat = Heartbeat(state)
-        bodies = {
-            "heartbeat": self._heartbeat.run,
-            "reader": StoreReader(state, self._leader).run,
-            "writer": state.writer.run,
-        }
         self._threads = [
-            runtime.thread(target=state.guard, args=(body,), name=f"elastic-{name}", daemon=True)
-            for name, body in bodies.items()
+            state.thread("heartbeat", self._heartbeat.run),
+            state.thread("reader", StoreReader(state, self._leader).run),
+            state.thread("writer", state.writer.run),
         ]
 
     @property

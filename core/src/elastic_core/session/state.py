@@ -8,12 +8,19 @@ and the connections of all threads, are part of the state.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from elastic_core.errors import ElasticError, RendezvousConnectionError, RendezvousStateError, StoreLostError
+from elastic_core.errors import (
+    ElasticError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+    StoreLostError,
+    in_one_line,
+)
 from elastic_core.events import Event, Level
 from elastic_core.protocol.entries import Leader
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, compose
@@ -129,8 +136,7 @@ class SessionState:
 
     def give_up(self, exc: ElasticError) -> None:
         """End the session, since the store is lost: healthy workers may finish without it."""
-        what = " ".join(filter(None, [exc.message, exc.hint]))
-        self.end(StoreLost(), Event("store_lost", f"the store is lost: {what}", Level.ERROR))
+        self.end(StoreLost(), Event("store_lost", f"the store is lost: {in_one_line(exc)}", Level.ERROR))
 
     def end(self, end: NodeEvent, told: Event) -> None:
         """End the session: heartbeats stop, and no operation counts as contact any more.
@@ -148,12 +154,16 @@ class SessionState:
             self.calls.publish(told)
             self.calls.post(end)
 
-    def guard(self, body: Callable[[], None]) -> None:
-        """Call the body of a thread, and report a defect in it to the agent."""
-        try:
-            body()
-        except Exception as exc:
-            self.calls.crashed(exc)
+    def thread(self, name: str, body: Callable[[], object]) -> threading.Thread:
+        """Return a thread, not started yet, that calls ``body``, and reports a defect in it to the agent."""
+
+        def guarded() -> None:
+            try:
+                body()
+            except Exception as exc:
+                self.calls.crashed(exc)
+
+        return self.runtime.thread(target=guarded, name=f"elastic-{name}", daemon=True)
 
 
 THREADS = ("reader", "writer", "heartbeat")  # the threads with a connection of their own
@@ -247,9 +257,7 @@ class SessionConnections:
             state.contact.failed(call.who, error, surely=True)
             if (store := call.store) is not None and may_be_renewed(call, silence, self.heartbeat_at, within=within):
                 # on a separate thread, once: closing may take long without an answer
-                state.runtime.thread(
-                    target=state.guard, args=(store.close,), name="elastic-hang-up", daemon=True
-                ).start()
+                state.thread("hang-up", store.close).start()
 
 
 Job = Callable[[RendezvousBackend], object]

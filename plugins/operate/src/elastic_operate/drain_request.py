@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousTimeoutError, UsageError
+from elastic_core.errors import RendezvousConnectionError, RendezvousTimeoutError, StoreLostError, UsageError
 from elastic_core.protocol import MAX_DRAINED_NODES, PROOF_HEARTBEATS, Ledger, NodeRow, list_names
 from elastic_core.rendezvous import Cursor, RendezvousBackend
-from elastic_core.session import is_gone, peek, readable, requested, running_job
+from elastic_core.session import peek, readable, requested, running_job
 
 DRAIN_WAIT_SECONDS = 20.0
 """Seconds in which the agents must have said that they leave: more than it takes to replace a leader that is gone."""
@@ -54,10 +54,20 @@ def ask(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAI
             # An agent that was being checked has another row once it has joined, which is newer than the request.
             wanted = {row.info.node_id for row in _staying(store, ledger) if row.info.host == host}
         except RendezvousConnectionError as exc:
-            if not (store.embedded and (answered or (hosts_store and is_gone(store, exc)))):
+            if not (store.embedded and (answered or (hosts_store and _is_gone(store, exc)))):
                 raise
             break  # an embedded store ends with the last agent, perhaps before its answer was read
     return len(first)
+
+
+def _is_gone(store: RendezvousBackend, exc: RendezvousConnectionError) -> bool:
+    """Return whether an operation failed because an embedded store is gone for good, and not for the network."""
+    try:
+        if not isinstance(exc, StoreLostError):
+            store.connect().close()
+    except RendezvousConnectionError as again:
+        exc = again
+    return isinstance(exc, StoreLostError)
 
 
 def release(store: RendezvousBackend, host: str, job: str, *, patience: float = DRAIN_WAIT_SECONDS) -> int:
