@@ -33,6 +33,9 @@ OFFERED = {
 """The names that the default library implements, and the hook that is asked for each; '' for none."""
 
 
+_warn = functools.cache(warnings.warn)  # once each, with the line that uses the name
+
+
 def __getattr__(name: str) -> Any:
     if name not in OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -56,13 +59,9 @@ def plugins_in_worker(named: Sequence[str]) -> Plugins:
             offer = catalogue.find(name, entry_points.Group.WORKER)
             asked.register(name, entry_points.load(offer), described=str(offer))
         elif name not in known:
-            _warn(f"ELASTIC_PLUGINS names {name!r}, and no such plugin is installed here.{did_you_mean(name, known)}")
+            meant = did_you_mean(name, known)
+            _warn(f"ELASTIC_PLUGINS names {name!r}, and no such plugin is installed here.{meant}", stacklevel=6)
     return asked
-
-
-@functools.cache
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=7)  # the line that uses the name
 
 
 @functools.cache
