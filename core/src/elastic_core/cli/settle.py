@@ -169,7 +169,7 @@ def configure(
             backend = flags.rdzv_backend
     options = options_of(backend)
     node_rank = (flags.node_rank or 0) if backend in NUMBERED else None
-    nodes = {"spares": flags.spares, "node_rank": node_rank, "standalone": flags.standalone}
+    nodes: dict[str, Any] = {"spares": flags.spares, "node_rank": node_rank, "standalone": flags.standalone}
     rdzv_conf.check_nodes((backend, endpoint), flags.nnodes, options, **nodes)
     conf = rdzv_conf.parse_conf(flags.rdzv_conf, backend=backend, options=options)
     for warning in (*without_effect(flags, backend, polled=options.handler), *conf.without_effect):
