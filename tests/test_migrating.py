@@ -131,7 +131,7 @@ def test_the_training_script_of_the_page_goes_on_from_the_newest_nodes_own_check
 def test_a_flag_that_torchrun_takes_cut_short_is_the_same_one_here() -> None:
     """One letter is too short here; and with ``--no_p`` it might be ``--no_plugin`` that is meant."""
     parser = get_args_parser()
-    names = {text.lstrip("-") for flag in FLAGS for text in flag.spellings}
+    names = {text for flag in FLAGS for text in (flag.name, flag.short.lstrip("-"), flag.off) if text}
     spellings = {text[2:] for action in parser._actions for text in action.option_strings if text.startswith("--")}
     for token in {text[:length] for text in spellings - {"help"} for length in range(2, len(text))}:
         matching = parser._get_option_tuples(f"--{token}")
