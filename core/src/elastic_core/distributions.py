@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_FILE = Path(__file__).with_suffix(".toml")
+FILE = Path(__file__).with_suffix(".toml")
 
 
 @functools.cache
@@ -20,7 +19,7 @@ def distributions() -> Mapping[str, Mapping[str, Any]]:
     else:
         import tomli as tomllib
 
-    found: Mapping[str, Mapping[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    found: Mapping[str, Mapping[str, Any]] = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return found
 
 
@@ -36,12 +35,5 @@ def described(kind: str) -> dict[str, str]:
 
 def may_bring(names: Iterable[str]) -> bool:
     """Return whether the file has one of these texts, in quotes; takes microseconds."""
-    text = _FILE.read_text(encoding="utf-8")
+    text = FILE.read_text(encoding="utf-8")
     return any(f'"{name}"' in text for name in names)
-
-
-def module_of(kind: str) -> str:
-    """Return the module that the file has under ``library`` or ``names``; takes microseconds."""
-    found = re.search(f'^{kind} = "(.+)"$', _FILE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert found is not None
-    return found[1]

@@ -43,7 +43,9 @@ class FlagCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; an error gets its context, so that the hint names the right help."""
-        known = self._names(ctx)
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        spellings = [text for option in options for text in (*option.opts, *option.secondary_opts)]
+        known = {text.lstrip("-").replace("-", "_") for text in spellings}  # one-letter ones included
         ctx.token_normalize_func = partial(_full_name, known)
         try:
             with _hints_with_sources(ctx):
@@ -61,12 +63,6 @@ class FlagCommand(click.Command):
         """Run the command; the hint of an error names the variables from which the values come that it quotes."""
         with _hints_with_sources(ctx):
             return super().invoke(ctx)
-
-    def _names(self, ctx: click.Context) -> set[str]:
-        """Return the names of all flags, one-letter ones included, without their dashes."""
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        spellings = [text for option in options for text in (*option.opts, *option.secondary_opts)]
-        return {text.lstrip("-").replace("-", "_") for text in spellings}
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 import click
@@ -32,24 +32,21 @@ class Listed:
 
 def inventory(catalogue: Catalogue) -> list[Listed]:
     """Return core's defaults, then all installed plugins by group; imports every plugin."""
-    own = [
+    found = [
         Listed(name, "built in", "elastic-core", __version__, _summary(plugin), tuple(hooks_of(plugin, name)))
         for name, plugin in core_plugins().items()
     ]
-    return own + [_listed(offer, catalogue) for group in Group for offer in catalogue.offers(group)]
-
-
-def _listed(offer: InstalledPlugin, catalogue: Catalogue) -> Listed:
-    hooks: tuple[str, ...] = ()
-    summary, error = "", None
-    try:
-        plugin = load(catalogue.find(offer.name, offer.group))
-        summary = _summary(plugin, offer)
-        if offer.group not in (Group.COMMANDS, Group.ADAPTERS):
-            hooks = tuple(hooks_of(plugin, str(offer)))
-    except PluginError as exc:
-        error = exc.message
-    return Listed(offer.name, offer.group.key, offer.distribution, offer.version, summary, hooks, error)
+    for offer in (offer for group in Group for offer in catalogue.offers(group)):
+        row = Listed(offer.name, offer.group.key, offer.distribution, offer.version)
+        try:
+            plugin = load(catalogue.find(offer.name, offer.group))
+            row = replace(row, summary=_summary(plugin, offer))
+            if offer.group not in (Group.COMMANDS, Group.ADAPTERS):
+                row = replace(row, hooks=tuple(hooks_of(plugin, str(offer))))
+        except PluginError as exc:
+            row = replace(row, error=exc.message)
+        found.append(row)
+    return found
 
 
 def _summary(plugin: object, offer: InstalledPlugin | None = None) -> str:

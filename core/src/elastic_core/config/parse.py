@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from elastic_core.errors import did_you_mean
+
 DEVICES = ("auto", "cpu", "gpu", "xpu")  # the kinds of device that ``--nproc_per_node`` can count
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")  # the modes of ``--numa_binding``
 MAX_ROLE = 64  # characters, at most: a ROUND names the roles of all nodes (``protocol/limits.py``)
@@ -54,9 +56,9 @@ class StreamMap:
 class Wrong(ValueError):
     """Why a value is invalid, as a clause that follows the value in a message, and the nearest valid value."""
 
-    def __init__(self, reason: str, meant: str = "") -> None:
+    def __init__(self, reason: str, meant: str = "", *, suggestion: str = "") -> None:
         super().__init__(reason)
-        self.suggestion = f" Did you mean {meant!r}?" if meant else ""
+        self.suggestion = f" Did you mean {meant!r}?" if meant else suggestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,9 @@ def workers(text: str) -> int | str:
     if text in DEVICES:
         return text
     if text.isalpha():
-        raise Wrong(f"is neither a whole number nor one of {', '.join(DEVICES)}", _nearest(text, [*DEVICES]))
+        raise Wrong(
+            f"is neither a whole number nor one of {', '.join(DEVICES)}", suggestion=did_you_mean(text, DEVICES)
+        )
     number = _whole(text, least=1)
     if number > MOST_WORKERS:
         raise Wrong(f"is more workers than a node can have; at most {MOST_WORKERS} are taken")
@@ -144,8 +148,8 @@ def signals(text: str) -> tuple[signal.Signals, ...]:
     for name in filter(None, (part.strip().upper() for part in text.split(","))):
         full = name if name.startswith("SIG") else f"SIG{name}"
         if full not in signal.Signals.__members__:
-            near = _nearest(full, list(signal.Signals.__members__))
-            raise Wrong(f"has {name!r}, which is no signal", near)
+            near = did_you_mean(full, signal.Signals.__members__)
+            raise Wrong(f"has {name!r}, which is no signal", suggestion=near)
         if full in NOT_TO_HANDLE:
             raise Wrong(f"has {full}, which {NOT_TO_HANDLE[full]}")
         found[signal.Signals[full]] = None
@@ -262,18 +266,12 @@ def one_of(known: Sequence[str], text: str) -> str:
     if text in known:
         return text
     wrong = f"is neither {' nor '.join(known)}" if len(known) == 2 else f"is none of {', '.join(known)}"
-    raise Wrong(wrong, _nearest(text, list(known)))
+    raise Wrong(wrong, suggestion=did_you_mean(text, known))
 
 
 numa_binding = partial(one_of, NUMA_BINDINGS)
 start_method = partial(one_of, START_METHODS)
 event_log_handler = partial(one_of, EVENT_LOGS)
-
-
-def _nearest(text: str, known: list[str]) -> str:
-    import difflib  # imported after a mistake only
-
-    return next(iter(difflib.get_close_matches(text, known, n=1)), "")
 
 
 def stream_map(text: str) -> StreamMap:

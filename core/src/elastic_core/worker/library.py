@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from elastic_core.distributions import module_of
+from elastic_core.distributions import FILE
 from elastic_core.errors import did_you_mean, how_to_install
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ OFFERED = {
     "init_process_group": "elastic_init_process_group",
 }
 """The names that the default library implements, and the hook that is asked for each; '' for none."""
+
+
+_warn = functools.cache(warnings.warn)  # once each, with the line that uses the name
 
 
 def __getattr__(name: str) -> Any:
@@ -56,13 +60,9 @@ def plugins_in_worker(named: Sequence[str]) -> Plugins:
             offer = catalogue.find(name, entry_points.Group.WORKER)
             asked.register(name, entry_points.load(offer), described=str(offer))
         elif name not in known:
-            _warn(f"ELASTIC_PLUGINS names {name!r}, and no such plugin is installed here.{did_you_mean(name, known)}")
+            meant = did_you_mean(name, known)
+            _warn(f"ELASTIC_PLUGINS names {name!r}, and no such plugin is installed here.{meant}", stacklevel=6)
     return asked
-
-
-@functools.cache
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=7)  # the line that uses the name
 
 
 @functools.cache
@@ -89,7 +89,9 @@ def added_name(module: str, name: str) -> Any:
 
 
 def _import_for(wanted: str, kind: str) -> ModuleType:
-    module = module_of(kind)
+    found = re.search(f'^{kind} = "(.+)"$', FILE.read_text(encoding="utf-8"), re.MULTILINE)  # tomllib takes 10 ms
+    assert found is not None
+    module = found[1]
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:
