@@ -26,6 +26,7 @@ from elastic_core.incidents import (
     as_failure,
 )
 from elastic_core.plugins.builtin import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
+from elastic_core.protocol.ranks import Place
 
 ASSIGNMENT = Assignment(
     run_id="job42",
@@ -34,14 +35,16 @@ ASSIGNMENT = Assignment(
     restart_count=1,
     max_restarts=2,
     role="trainer",
-    rank=5,
+    place=Place(
+        group_rank=2,
+        group_world_size=4,
+        first_rank=4,
+        local_world_size=2,
+        world_size=8,
+        first_role_rank=3,
+        role_world_size=7,
+    ),
     local_rank=1,
-    group_rank=2,
-    role_rank=4,
-    world_size=8,
-    local_world_size=2,
-    group_world_size=4,
-    role_world_size=7,
     master_addr="10.0.0.1",
     master_port=29501,
     error_file="/logs/error.json",
@@ -264,7 +267,7 @@ def test_variables_that_the_user_has_set_stay() -> None:
 
 
 def test_a_node_with_one_worker_leaves_it_all_cores() -> None:
-    alone = Assignment(**{name: getattr(ASSIGNMENT, name) for name in ASSIGNMENT.__slots__} | {"local_world_size": 1})
+    alone = replace(ASSIGNMENT, place=replace(ASSIGNMENT.place, local_world_size=1))
     assert "OMP_NUM_THREADS" not in PlainWorkerStart({}).elastic_worker_environment(alone)
 
 

@@ -61,14 +61,8 @@ class Node:
                 restart_count=restart_count,
                 max_restarts=config.max_restarts,
                 role=config.role,
-                rank=mine.first_rank + local_rank,
+                place=mine,
                 local_rank=local_rank,
-                group_rank=mine.group_rank,
-                role_rank=mine.first_role_rank + local_rank,
-                world_size=mine.world_size,
-                local_world_size=mine.local_world_size,
-                group_world_size=mine.group_world_size,
-                role_world_size=mine.role_world_size,
                 master_addr=current.offer.address,
                 master_port=current.offer.port,
                 use_agent_store=current.offer.hosted,
@@ -80,7 +74,7 @@ class Node:
     def environment(self, assignment: Assignment) -> Mapping[str, str]:
         """Return the environment of a worker: the defaults for collectives, the agent's own, and that of plugins."""
         environment = self.plugins.worker_environment(self.config.program, assignment)
-        defaults = collective_interfaces(self.info.address) if assignment.group_world_size > 1 else {}
+        defaults = collective_interfaces(self.info.address) if assignment.place.group_world_size > 1 else {}
         return {**defaults, **inheritable(os.environ), **environment}
 
 

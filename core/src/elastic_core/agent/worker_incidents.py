@@ -167,17 +167,22 @@ def early_exit_incident(
     return worker_incident(info, first, round(first.ended_at - started_at, 6), kind, cause=cause, exit_code=code)
 
 
-def wrong_address(text: str, place: Assignment) -> str:
+def wrong_address(text: str, assignment: Assignment) -> str:
     """Return why no peer can be at the address that a worker did not reach, in one line; '' if one can.
 
     Where the launcher has the store, torch makes every rank a client of any store that it opens from an address, so
     nothing listens at a port of the script's own. And gloo takes a loopback address where a host's name leads to it.
     """
     store = _UNREACHED_STORE.search(text)
-    if store is not None and place.use_agent_store and _OPENS_STORE in text and int(store[2]) != place.master_port:
-        return f"{store[1]}:{store[2]} {OTHER_STORE}, which is at {place.master_addr}:{place.master_port}"
+    if (
+        store is not None
+        and assignment.use_agent_store
+        and _OPENS_STORE in text
+        and int(store[2]) != assignment.master_port
+    ):
+        return f"{store[1]}:{store[2]} {OTHER_STORE}, which is at {assignment.master_addr}:{assignment.master_port}"
     peer = _UNREACHED_PEER.search(text)
-    if peer is not None and place.group_world_size > 1 and not says_loopback(place.master_addr):
+    if peer is not None and assignment.place.group_world_size > 1 and not says_loopback(assignment.master_addr):
         return f"{peer[1]} {OWN_HOST}"
     return ""
 
