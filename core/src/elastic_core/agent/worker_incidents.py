@@ -173,16 +173,12 @@ def wrong_address(text: str, assignment: Assignment) -> str:
     Where the launcher has the store, torch makes every rank a client of any store that it opens from an address, so
     nothing listens at a port of the script's own. And gloo takes a loopback address where a host's name leads to it.
     """
+    address, port = assignment.master_addr, assignment.master_port
     store = _UNREACHED_STORE.search(text)
-    if (
-        store is not None
-        and assignment.use_agent_store
-        and _OPENS_STORE in text
-        and int(store[2]) != assignment.master_port
-    ):
-        return f"{store[1]}:{store[2]} {OTHER_STORE}, which is at {assignment.master_addr}:{assignment.master_port}"
+    if store is not None and assignment.use_agent_store and _OPENS_STORE in text and int(store[2]) != port:
+        return f"{store[1]}:{store[2]} {OTHER_STORE}, which is at {address}:{port}"
     peer = _UNREACHED_PEER.search(text)
-    if peer is not None and assignment.place.group_world_size > 1 and not says_loopback(assignment.master_addr):
+    if peer is not None and assignment.place.group_world_size > 1 and not says_loopback(address):
         return f"{peer[1]} {OWN_HOST}"
     return ""
 
