@@ -33,7 +33,7 @@ ProgressEvent: TypeAlias = "StepSeen | Checkpointed"
 class _Rank:
     """The progress of one worker. Instants are on the monotonic clock, in seconds."""
 
-    progress: Progress = Progress()
+    progress: Progress = field(default_factory=Progress)
     counted: int | None = None  # the newest step that counts on over rounds
     at: float | None = None  # when something moved last
     stepped_at: float | None = None  # when its position last changed
