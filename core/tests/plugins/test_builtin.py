@@ -23,9 +23,9 @@ from elastic_core.incidents import (
     Incident,
     IncidentKind,
     Verdict,
-    as_failure,
 )
 from elastic_core.plugins.builtin import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
+from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.ranks import Place
 
 ASSIGNMENT = Assignment(
@@ -103,7 +103,7 @@ def test_a_program_that_cannot_begin_gets_one_restart(facts: dict[str, Any], hop
     first = Incident(**{**known, **facts})
     history = History(restarts=0, max_restarts=3, rounds_without_progress=0)
     assert MaxRestartsPolicy().elastic_judge_failure(first, history).reason == "restart 1 of --max_restarts=3"
-    history = replace(history, restarts=1, failures=(as_failure(first),))
+    history = replace(history, restarts=1, failures=(as_record(first),))
     again = MaxRestartsPolicy().elastic_judge_failure(replace(first, round=2, rank=7), history)
     if hopeless is None:
         assert again.action is Action.RESTART
@@ -150,7 +150,7 @@ def test_a_job_that_ends_at_the_same_step_again_is_not_worth_requeueing(
         )
         for step, host in zip(steps, hosts, strict=True)
     ]
-    past = tuple(map(as_failure, told[:-1]))
+    past = tuple(map(as_record, told[:-1]))
     history = History(restarts=3, max_restarts=3, rounds_without_progress=0, failures=past)
     assert MaxRestartsPolicy().elastic_judge_failure(told[-1], history).requeue is worth
 
