@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from elastic_core.agent.failure_cause import find_cause, last_lines
-from elastic_core.incidents import Action, FailureClass, History, Incident, IncidentKind, as_failure
+from elastic_core.incidents import Action, FailureClass, History, Incident, IncidentKind
 from elastic_core.plugins.builtin import MaxRestartsPolicy
+from elastic_core.protocol.counters import as_record
 from elastic_policies.known_failures import explain
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "acme_failures.md"
@@ -305,7 +306,7 @@ def row_of(case: Case, incident: Incident) -> str:
     """Return the case's line of the page."""
     ours = incident.failure_class
     agreed = GROUPS.get(ours) == case.group
-    history = History(restarts=1, max_restarts=3, rounds_without_progress=0, failures=(as_failure(incident),))
+    history = History(restarts=1, max_restarts=3, rounds_without_progress=0, failures=(as_record(incident),))
     verdict = policy().elastic_judge_failure(replace(incident, round=2), history)
     then = "restarts once" if verdict.action is Action.GIVE_UP else "restarts"
     shown = f"`{case.shown}`" + (f" ([reported]({case.source}))" if case.source else "")

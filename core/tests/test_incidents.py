@@ -17,7 +17,6 @@ from elastic_core.incidents import (
     Incident,
     IncidentKind,
     Verdict,
-    as_failure,
     by_cause,
     describe_early_exit,
     ended_by_sigterm,
@@ -26,6 +25,7 @@ from elastic_core.incidents import (
     repeats_after_restart,
     strictest,
 )
+from elastic_core.protocol.counters import as_record
 
 
 def incident(**facts: object) -> Incident:
@@ -196,8 +196,8 @@ def test_a_class_is_that_of_the_kind_or_else_of_the_explanation(
     explanation = Explanation(failure_class=FailureClass.PREEMPTION, hosts_fault=True)
     failed = incident(kind=kind, explanation=explanation)
     assert failed.failure_class is failure_class
-    assert as_failure(failed).failure_class is failure_class
-    assert as_failure(failed).hosts_fault
+    assert as_record(failed).failure_class is failure_class
+    assert as_record(failed).hosts_fault
     assert incident().failure_class is FailureClass.UNKNOWN
 
 
@@ -244,14 +244,14 @@ def test_a_digest_leaves_out_what_differs_between_two_failures_of_one_cause(one:
     ],
 )
 def test_failures_are_alike_on_whatever_rank(one: dict[str, object], other: dict[str, object], alike: bool) -> None:
-    failures = [as_failure(incident(**facts)) for facts in (one, other)]
+    failures = [as_record(incident(**facts)) for facts in (one, other)]
     assert (failures[0].signature == failures[1].signature) is alike
 
 
 def test_all_messages_about_a_lost_peer_have_one_digest() -> None:
-    assert as_failure(incident(exit_code=1, message="Broken pipe", follows_peer=True)).digest == PEER_LOST
-    assert as_failure(incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message="it had")).digest == ENDED_EARLY
-    assert as_failure(incident(exit_code=-15)).digest == ""
+    assert as_record(incident(exit_code=1, message="Broken pipe", follows_peer=True)).digest == PEER_LOST
+    assert as_record(incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message="it had")).digest == ENDED_EARLY
+    assert as_record(incident(exit_code=-15)).digest == ""
 
 
 @pytest.mark.parametrize(

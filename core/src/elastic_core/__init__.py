@@ -10,14 +10,14 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``session``: the threads that connect a node to its store.
 * ``starter``: how a plugin brings a process that forks workers on request.
 * ``hookspecs``: every hook and its contract.
-* ``gates``, ``monitors``: a node's two gates, and a round's workers, as plugins see them. ``progress_table``: the
-  progress of these workers. ``round_questions``: which monitors answer and follow questions.
+* ``gates``, ``monitors``: a node's two gates, and a round's workers, as plugins see them. ``assignment``: what a worker
+  is told of itself. ``progress_table``: the progress of workers. ``round_questions``: which monitors answer questions.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
-* ``assignment``: what a worker is told of itself. ``threads``: calls in a thread, with a limit of time.
-  ``version``: the version of this distribution. ``questions``: what monitors ask all nodes, and the answers.
+* ``threads``: calls in a thread, with a limit of time. ``version``: the version of this distribution.
+  ``questions``: what monitors ask all nodes, and the answers.
   ``digest``: digests of text, without OpenSSL. ``distributions``: what can be installed besides core.
 * ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared vocabulary. (``__main__`` is ``elastic``.)
 

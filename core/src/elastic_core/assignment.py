@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic_core.protocol.members import Place
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A local rank's place among all workers of a round. Counts are of workers unless they say group (node)."""
+    """A local rank of a node that has ``place`` in a round."""
 
     run_id: str
     run_uid: str
@@ -15,15 +17,14 @@ class Assignment:
     restart_count: int
     max_restarts: int | None
     role: str
-    rank: int
+    place: Place
     local_rank: int
-    group_rank: int
-    role_rank: int
-    world_size: int
-    local_world_size: int
-    group_world_size: int
-    role_world_size: int
     master_addr: str
     master_port: int
     error_file: str  # where torch's ``@record`` writes the exception as JSON; read when the worker fails
     use_agent_store: bool = False  # whether a store listens at the master's address, so that rank 0 opens none
+
+    @property
+    def rank(self) -> int:
+        """Its rank among all workers of the round."""
+        return self.place.first_rank + self.local_rank

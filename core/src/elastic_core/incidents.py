@@ -8,7 +8,6 @@ node prints the root cause.
 from __future__ import annotations
 
 import enum
-import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -398,27 +397,6 @@ class Failure:
 def is_same_step(one: int | None, other: int | None) -> bool:
     """Return True if two rounds ended at one step by their output: within one hundredth, 10 steps at most."""
     return one is not None and other is not None and abs(one - other) <= min(10, max(one, other) // 100)
-
-
-def as_failure(incident: Incident) -> Failure:
-    """Return what is remembered of an incident that spends a restart."""
-    digest = ENDED_EARLY if incident.kind is IncidentKind.EXITED_EARLY else incident.digest
-    if incident.follows_peer:
-        digest = PEER_LOST
-    return Failure(
-        round=incident.round,
-        rank=incident.rank,
-        host=incident.host,
-        exception=incident.exception,
-        exit_code=incident.exit_code,
-        step=incident.step if incident.counts_on else None,
-        place=incident.place,
-        digest=digest,
-        after=round(incident.after, 1),
-        checkpoint=os.path.basename(incident.checkpoint),
-        failure_class=incident.failure_class,
-        hosts_fault=incident.explanation.hosts_fault,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from elastic_core.events import Event, Field, Level
@@ -26,7 +26,6 @@ class StepSeen:
     round: int
 
 
-NOTHING = Progress()
 ProgressEvent: TypeAlias = "StepSeen | Checkpointed"
 
 
@@ -34,10 +33,27 @@ ProgressEvent: TypeAlias = "StepSeen | Checkpointed"
 class _Rank:
     """The progress of one worker. Instants are on the monotonic clock, in seconds."""
 
-    progress: Progress = NOTHING
+    progress: Progress = field(default_factory=Progress)
     counted: int | None = None  # the newest step that counts on over rounds
     at: float | None = None  # when something moved last
     stepped_at: float | None = None  # when its position last changed
+
+
+@dataclass(slots=True)
+class _Round:
+    """The progress of a round."""
+
+    number: int = 0
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    step_seen: bool = False
+    has_new_checkpoint: bool = False
+    told: tuple[int, int | None, float] | None = None  # the rank, step and instant of the last event ``progress``
+
+    @property
+    def newest_step(self) -> int | None:
+        """The newest step of any worker."""
+        steps = (known.progress.step for known in self.ranks.values())
+        return max((step for step in steps if step is not None), default=None)
 
 
 class ProgressTable:
@@ -56,16 +72,11 @@ class ProgressTable:
     ) -> None:
         self._publish, self._post, self._now = publish, post, now
         self._lock = threading.Lock()
-        self._round = 0
-        self._ranks: dict[int, _Rank] = {}
-        self._step_seen = False
+        self._round = _Round()
         self._reached: Reached | None = None  # how far the newest round came of which anything is known
-        self._said: tuple[int, int | None, float] | None = None
-        """The rank, step and instant of the last event ``progress``."""
         self._checkpoint: tuple[int | None, float] | None = None
         self._newest_checkpoint, self._made_at = -1, now()
         """The greatest step of all checkpoints that were noticed; no checkpoint from before this table is new."""
-        self._has_new_checkpoint = False
         self._longest: float | None = None
         self.catch_up: Callable[[], None] = lambda: None
         """Has the monitors of the round read all output that has come."""
@@ -78,9 +89,7 @@ class ProgressTable:
         """Begin a round: nothing is known of its workers, and nothing follows them."""
         self.reached()
         with self._lock:
-            self._round, self._step_seen, self._said = number, False, None
-            self._has_new_checkpoint = False
-            self._ranks.clear()
+            self._round = _Round(number)
             self.followers, self.catch_up = [], lambda: None
 
     def newest(self) -> Mapping[int, tuple[Progress, float]]:
@@ -88,26 +97,26 @@ class ProgressTable:
         self._catch_up()
         now = self._now()
         with self._lock:
-            return {
-                rank: (known.progress, now - known.at) for rank, known in self._ranks.items() if known.at is not None
-            }
+            ranks = self._round.ranks.items()
+            return {rank: (known.progress, now - known.at) for rank, known in ranks if known.at is not None}
 
     def step(self, rank: int) -> tuple[int | None, bool]:
         """Return the newest step of a worker, and whether it counts on over rounds; of one without, the others'."""
         self._catch_up()
         with self._lock:
-            every = {rank: known for rank, known in self._ranks.items() if known.progress.step is not None}
-            found = [every[rank]] if rank in every else [*every.values()]
-            step = max((known.progress.step for known in found if known.progress.step is not None), default=None)
-            return step, all(known.counted == known.progress.step for known in found)
+            every = {rank: known for rank, known in self._round.ranks.items() if known.progress.step is not None}
+            found = {rank: every[rank]} if rank in every else every
+            counts_on = all(known.counted == known.progress.step for known in found.values())
+            return _Round(ranks=found).newest_step, counts_on
 
     def reached(self) -> Reached | None:
         """Return how far the round has come here; while nothing is known of it, how far the one before had come."""
         self._catch_up()
         with self._lock:
-            step = max((known.counted for known in self._ranks.values() if known.counted is not None), default=None)
-            if step is not None or self._step_seen or self._has_new_checkpoint:
-                self._reached = Reached(self._round, step, self._step_seen, self._has_new_checkpoint)
+            now = self._round
+            step = max((known.counted for known in now.ranks.values() if known.counted is not None), default=None)
+            if step is not None or now.step_seen or now.has_new_checkpoint:
+                self._reached = Reached(now.number, step, now.step_seen, now.has_new_checkpoint)
             return self._reached
 
     def last_checkpoint(self) -> tuple[int | None, float] | None:
@@ -126,16 +135,18 @@ class ProgressTable:
     def observe(self, rank: int, progress: Progress, *, number: int | None = None, at: float | None = None) -> None:
         """Take progress of a worker of round ``number``, by default the current one, that it made at an instant."""
         with self._lock:
-            if number is not None and number != self._round:
+            current = self._round
+            if number not in (None, current.number):
                 return
-            known = self._ranks.setdefault(rank, _Rank())
-            posts = self._update(known, progress, self._now() if at is None else at)
+            known = current.ranks.setdefault(rank, _Rank())
+            moved = self._update(known, progress, self._now() if at is None else at)
+            is_first, current.step_seen = moved and not current.step_seen, current.step_seen or moved
             told = self._progress_event(rank, known)
             followers = tuple(self.followers)
         if told is not None:
             self._publish(told)
-        for post in posts:
-            self._post(post)
+        if is_first:
+            self._post(StepSeen(current.number))
         self._follows.on = True
         try:
             for follow in followers:
@@ -154,50 +165,47 @@ class ProgressTable:
     def note_checkpoint(self, checkpoint: Checkpoint, age: float = 0.0, *, number: int | None = None) -> None:
         """Take a checkpoint that was saved ``age`` seconds ago, in round ``number``; None for the current one."""
         with self._lock:
-            if number is not None and number != self._round:
+            if number not in (None, self._round.number):
                 return
             post = self._note_checkpoint(checkpoint, age)
         self._post(post)
 
-    def _update(self, known: _Rank, progress: Progress, now: float) -> list[ProgressEvent]:
+    def _update(self, known: _Rank, progress: Progress, now: float) -> bool:
+        """Take progress of a rank; return True if its position has changed, and not for the first time."""
         before = known.progress
         known.progress = before.updated(progress)
         if progress.step is not None and progress.counts_on:
             known.counted = progress.step
-        posts: list[ProgressEvent] = []
-        if progress == NOTHING or progress.position is None:
+        if progress.position is None:
             known.at = now
-        if known.progress.position != before.position:
-            if known.stepped_at is not None:
-                self._longest = max(now - known.stepped_at, self._longest or 0.0)
-                if not self._step_seen:
-                    self._step_seen = True
-                    posts.append(StepSeen(self._round))
-            known.at = known.stepped_at = now
-        return posts
+        if known.progress.position == before.position:
+            return False
+        stepped_at, known.at, known.stepped_at = known.stepped_at, now, now
+        if stepped_at is None:
+            return False
+        self._longest = max(now - stepped_at, self._longest or 0.0)
+        return True
 
     def _note_checkpoint(self, checkpoint: Checkpoint, age: float) -> Checkpointed:
-        steps = (known.progress.step for known in self._ranks.values())
-        reached = max((value for value in steps if value is not None), default=None)
+        reached = self._round.newest_step
         step = reached if checkpoint.step is None and not age else checkpoint.step
         # A file without a step in its name is of a step that was reached already, if steps are known at all.
         position = reached if step is None else step
         at = self._now() - age
         newer = at >= self._made_at and (position is None or position > self._newest_checkpoint)
         self._newest_checkpoint = max(self._newest_checkpoint, -1 if position is None else position)
-        self._has_new_checkpoint |= newer
+        self._round.has_new_checkpoint |= newer
         self._checkpoint = (step, at)
-        return Checkpointed(self._round, at, newer=newer)
+        return Checkpointed(self._round.number, at, newer=newer)
 
     def _progress_event(self, rank: int, known: _Rank) -> Event | None:
-        now = self._now()
-        if self._said is not None and now - self._said[2] < PROGRESS_EVENT_SECONDS:
-            return None
-        rate = None
-        step = known.progress.step
-        if self._said is not None and self._said[0] == rank and step is not None and self._said[1] is not None:
-            rate = round((step - self._said[1]) / (now - self._said[2]), 6)
-        self._said = (rank, step, now)
+        now, step, rate = self._now(), known.progress.step, None
+        if (last := self._round.told) is not None:
+            if now - last[2] < PROGRESS_EVENT_SECONDS:
+                return None
+            if last[0] == rank and step is not None and last[1] is not None:
+                rate = round((step - last[1]) / (now - last[2]), 6)
+        self._round.told = (rank, step, now)
         fields: dict[str, Field] = {
             "rank": rank,
             "step": step,

@@ -11,7 +11,8 @@ import pytest
 from views import incident
 
 from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
-from elastic_core.incidents import Explanation, FailureClass, as_failure
+from elastic_core.incidents import Explanation, FailureClass
+from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.entries import Closed
 
 SUMMARY = RunSummary(
@@ -24,7 +25,7 @@ SUMMARY = RunSummary(
     nodes_lost=1,
     seconds=10_800.0,
     interrupted_seconds=11.2,
-    failures=(as_failure(incident("a")),),
+    failures=(as_record(incident("a")),),
     logs=Path("/logs/run"),
 )
 FAILED = Closed(

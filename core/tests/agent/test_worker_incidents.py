@@ -6,6 +6,7 @@ import pytest
 
 from elastic_core.agent.worker import wrong_address
 from elastic_core.assignment import Assignment
+from elastic_core.protocol.members import Place
 
 STORE = """\
   File "torch/distributed/rendezvous.py", line 190, in _create_c10d_store
@@ -28,14 +29,16 @@ def place(*, agent_store: bool = True, nodes: int = 2, address: str = "10.0.0.1"
         restart_count=0,
         max_restarts=3,
         role="default",
-        rank=1,
+        place=Place(
+            group_rank=0,
+            group_world_size=nodes,
+            first_rank=0,
+            local_world_size=2,
+            world_size=4,
+            first_role_rank=0,
+            role_world_size=4,
+        ),
         local_rank=1,
-        group_rank=0,
-        role_rank=1,
-        world_size=4,
-        local_world_size=2,
-        group_world_size=nodes,
-        role_world_size=4,
         master_addr=address,
         master_port=29500,
         use_agent_store=agent_store,

@@ -22,9 +22,10 @@ from elastic_core.incidents import (
     Incident,
     IncidentKind,
     Verdict,
-    as_failure,
 )
 from elastic_core.plugins.builtin import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
+from elastic_core.protocol.counters import as_record
+from elastic_core.protocol.members import Place
 
 ASSIGNMENT = Assignment(
     run_id="job42",
@@ -33,14 +34,16 @@ ASSIGNMENT = Assignment(
     restart_count=1,
     max_restarts=2,
     role="trainer",
-    rank=5,
+    place=Place(
+        group_rank=2,
+        group_world_size=4,
+        first_rank=4,
+        local_world_size=2,
+        world_size=8,
+        first_role_rank=3,
+        role_world_size=7,
+    ),
     local_rank=1,
-    group_rank=2,
-    role_rank=4,
-    world_size=8,
-    local_world_size=2,
-    group_world_size=4,
-    role_world_size=7,
     master_addr="10.0.0.1",
     master_port=29501,
     error_file="/logs/error.json",
@@ -99,7 +102,7 @@ def test_a_program_that_cannot_begin_gets_one_restart(facts: dict[str, Any], hop
     first = Incident(**{**known, **facts})
     history = History(restarts=0, max_restarts=3, rounds_without_progress=0)
     assert MaxRestartsPolicy().elastic_judge_failure(first, history).reason == "restart 1 of --max_restarts=3"
-    history = replace(history, restarts=1, failures=(as_failure(first),))
+    history = replace(history, restarts=1, failures=(as_record(first),))
     again = MaxRestartsPolicy().elastic_judge_failure(replace(first, round=2, rank=7), history)
     if hopeless is None:
         assert again.action is Action.RESTART
@@ -146,7 +149,7 @@ def test_a_job_that_ends_at_the_same_step_again_is_not_worth_requeueing(
         )
         for step, host in zip(steps, hosts, strict=True)
     ]
-    past = tuple(map(as_failure, told[:-1]))
+    past = tuple(map(as_record, told[:-1]))
     history = History(restarts=3, max_restarts=3, rounds_without_progress=0, failures=past)
     assert MaxRestartsPolicy().elastic_judge_failure(told[-1], history).requeue is worth
 
@@ -263,7 +266,7 @@ def test_variables_that_the_user_has_set_stay() -> None:
 
 
 def test_a_node_with_one_worker_leaves_it_all_cores() -> None:
-    alone = Assignment(**{name: getattr(ASSIGNMENT, name) for name in ASSIGNMENT.__slots__} | {"local_world_size": 1})
+    alone = replace(ASSIGNMENT, place=replace(ASSIGNMENT.place, local_world_size=1))
     assert "OMP_NUM_THREADS" not in PlainWorkerStart({}).elastic_worker_environment(alone)
 
 

@@ -8,9 +8,10 @@ import pytest
 from test_leader_edges import NOW, RESTART, outcome, running, stopped, view
 from views import halted, incident, info, live, offer, seen, then, watch, with_counters
 
-from elastic_core.incidents import Failure, Incident, IncidentKind, as_failure
+from elastic_core.incidents import Failure, Incident, IncidentKind
 from elastic_core.protocol.counters import (
     LOSSES_KEPT_SECONDS,
+    as_record,
     next_counters,
     past_failures,
 )
@@ -215,7 +216,7 @@ def test_the_ledger_remembers_which_failures_came_after_a_new_checkpoint(
     blame = incident("a")
     ledger = with_counters(
         halted("ab", HaltReason.FAILURE, blame=blame),
-        failures=(SpentRestart(failure=replace(as_failure(blame), round=7, new_checkpoint=True), age=1.0),),
+        failures=(SpentRestart(failure=replace(as_record(blame), round=7, new_checkpoint=True), age=1.0),),
     )
     assert ledger.round is not None
     assert ledger.halt is not None
@@ -258,7 +259,7 @@ def test_only_failures_of_workers_are_remembered() -> None:
 
 
 def test_a_restart_that_is_given_back_takes_its_failure_along() -> None:
-    spent = SpentRestart(failure=as_failure(incident("a")), age=1.0)
+    spent = SpentRestart(failure=as_record(incident("a")), age=1.0)
     again = Round(number=2, offer=offer("a", 2), same_as=1, charged=True)
     ledger = with_counters(then(live("ab"), again, at=20.0), restarts=2, failures=(spent, replace(spent, age=2.0)))
     ledger = then(ledger, Halt(round=2, reason=HaltReason.NODE_LOST, why="b"), at=21.0)

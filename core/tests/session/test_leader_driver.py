@@ -15,9 +15,10 @@ from session_parts import leader_of
 from views import halted, incident, info, live, offer, seen, settings, start, watch, with_counters
 
 from elastic_core.events import Event
-from elastic_core.incidents import Action, History, Incident, Verdict, as_failure
+from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
+from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.entries import Closed, HaltReason, Round, SpentRestart
 from elastic_core.protocol.failure_detector import mark_interrupted
 from elastic_core.protocol.ledger import advance, compose, open_ledger
@@ -296,7 +297,7 @@ def test_the_policies_hear_of_the_newest_step_of_any_rank(
     own: Reached | None, row: Reached | None, known: int | None, step: int | None, moved: bool
 ) -> None:
     blame = replace(incident("b"), message="ValueError: boom", step=known)
-    past = SpentRestart(failure=replace(as_failure(incident("a")), round=0, step=60), age=1.0)
+    past = SpentRestart(failure=replace(as_record(incident("a")), round=0, step=60), age=1.0)
     ledger = with_counters(live("ab", at=19.0), failures=(past,))
     heard: list[tuple[Incident, History]] = []
 

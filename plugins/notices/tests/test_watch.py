@@ -168,9 +168,9 @@ def test_the_environment_names_other_endpoints_and_says_that_there_is_none() -> 
 
 
 def test_the_plugin_is_on_once_it_is_installed_and_can_be_switched_off() -> None:
-    assert load(CONFIG).has("notices")
+    assert "notices" in load(CONFIG).described
     off = replace(CONFIG, no_plugin=("notices",))
-    assert not load(off).has("notices")
+    assert "notices" not in load(off).described
     load(replace(off, settings={"notices": ""}))
     with pytest.raises(UsageError, match="--notices=aws needs the plugin 'notices', which --no_plugin switches off"):
         load(replace(off, settings={"notices": "aws"}))

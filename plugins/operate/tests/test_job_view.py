@@ -9,8 +9,9 @@ from session_parts import job
 from views import halted, incident, live, seen, settings, start, then, with_counters
 
 from elastic_core.errors import RendezvousRefusedError
-from elastic_core.incidents import Failure, as_failure
+from elastic_core.incidents import Failure
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
+from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.entries import Closed, HaltReason, HostLosses, SpentRestart
 from elastic_core.protocol.failure_detector import Observation
 from elastic_core.protocol.ledger import Ledger
@@ -91,7 +92,7 @@ def test_the_state_of_a_job(ledger: Ledger, state: str, why: str) -> None:
 
 
 def test_spent_restarts_are_told_with_their_causes() -> None:
-    failure = as_failure(replace(incident("a"), message="ValueError: boom", exception="ValueError", step=12))
+    failure = as_record(replace(incident("a"), message="ValueError: boom", exception="ValueError", step=12))
     spent = SpentRestart(failure=failure, age=4.0)
     ledger = with_counters(live("a"), restarts=1, failures=(spent,), losses={"id-b": HostLosses(2, 1.0)})
     found = status(ledger, rows("a", heartbeat=10))

@@ -99,14 +99,8 @@ class Node:
                 restart_count=restart_count,
                 max_restarts=config.max_restarts,
                 role=config.role,
-                rank=mine.first_rank + local_rank,
+                place=mine,
                 local_rank=local_rank,
-                group_rank=mine.group_rank,
-                role_rank=mine.first_role_rank + local_rank,
-                world_size=mine.world_size,
-                local_world_size=mine.local_world_size,
-                group_world_size=mine.group_world_size,
-                role_world_size=mine.role_world_size,
                 master_addr=current.offer.address,
                 master_port=current.offer.port,
                 use_agent_store=current.offer.hosted,
@@ -118,7 +112,7 @@ class Node:
     def environment(self, assignment: Assignment) -> dict[str, str]:
         """Return the environment of a worker: the defaults for collectives, the agent's own, and that of plugins."""
         environment = self.plugins.worker_environment(self.config.program, assignment)
-        defaults = collective_interfaces(self.info.address) if assignment.group_world_size > 1 else {}
+        defaults = collective_interfaces(self.info.address) if assignment.place.group_world_size > 1 else {}
         return {**defaults, **inheritable(os.environ), **environment}
 
 
@@ -279,17 +273,18 @@ def early_exit(workers: Sequence[Worker], failure: Incident | None) -> tuple[Wor
     return first, cause
 
 
-def wrong_address(text: str, place: Assignment) -> str:
+def wrong_address(text: str, assignment: Assignment) -> str:
     """Return why no peer can be at the address that a worker did not reach, in one line; '' if one can.
 
     Where the launcher has the store, torch makes every rank a client of any store that it opens from an address, so
     nothing listens at a port of the script's own. And gloo takes a loopback address where a host's name leads to it.
     """
+    address, port = assignment.master_addr, assignment.master_port
     store = _UNREACHED_STORE.search(text)
-    if store is not None and place.use_agent_store and _OPENS_STORE in text and int(store[2]) != place.master_port:
-        return f"{store[1]}:{store[2]} {OTHER_STORE}, which is at {place.master_addr}:{place.master_port}"
+    if store is not None and assignment.use_agent_store and _OPENS_STORE in text and int(store[2]) != port:
+        return f"{store[1]}:{store[2]} {OTHER_STORE}, which is at {address}:{port}"
     peer = _UNREACHED_PEER.search(text)
-    if peer is not None and place.group_world_size > 1 and not says_loopback(place.master_addr):
+    if peer is not None and assignment.place.group_world_size > 1 and not says_loopback(address):
         return f"{peer[1]} {OWN_HOST}"
     return ""
 

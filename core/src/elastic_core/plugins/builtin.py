@@ -160,16 +160,17 @@ class PlainWorkerStart:
     @hookimpl
     def elastic_worker_environment(self, assignment: Assignment) -> dict[str, str]:
         """Return the variables that training scripts read; ``config.environment`` has their meanings."""
-        place = {
+        place = assignment.place
+        told = {
             "RANK": assignment.rank,
             "LOCAL_RANK": assignment.local_rank,
-            "GROUP_RANK": assignment.group_rank,
-            "ROLE_RANK": assignment.role_rank,
+            "GROUP_RANK": place.group_rank,
+            "ROLE_RANK": place.first_role_rank + assignment.local_rank,
             "ROLE_NAME": assignment.role,
-            "WORLD_SIZE": assignment.world_size,
-            "LOCAL_WORLD_SIZE": assignment.local_world_size,
-            "GROUP_WORLD_SIZE": assignment.group_world_size,
-            "ROLE_WORLD_SIZE": assignment.role_world_size,
+            "WORLD_SIZE": place.world_size,
+            "LOCAL_WORLD_SIZE": place.local_world_size,
+            "GROUP_WORLD_SIZE": place.group_world_size,
+            "ROLE_WORLD_SIZE": place.role_world_size,
             "MASTER_ADDR": assignment.master_addr,
             "MASTER_PORT": assignment.master_port,
             "TORCHELASTIC_RESTART_COUNT": assignment.restart_count,
@@ -181,12 +182,12 @@ class PlainWorkerStart:
             "ELASTIC_ROUND": assignment.round,
             "ELASTIC_LOCAL_RANK": assignment.local_rank,
         }
-        environment = {name: str(value) for name, value in place.items()}
+        environment = {name: str(value) for name, value in told.items()}
         if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in self._environ:
             environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
         if self._plugins or "ELASTIC_PLUGINS" in self._environ:  # which may name one that --no_plugin switches off
             environment["ELASTIC_PLUGINS"] = ",".join(self._plugins)
-        environment.update(threads(assignment.local_world_size, self._environ))
+        environment.update(threads(place.local_world_size, self._environ))
         if self._virtual_local_rank:
             from elastic_core.host.devices.machine import Machine  # few runs need it
             from elastic_core.host.devices.visible import only_device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.config.flag import Flag
@@ -50,11 +50,11 @@ def not_declared(name: str) -> UsageError:
 
 
 def check_given(
-    config: RunConfig, catalogue: Catalogue, has: Callable[[str], bool], problems: Mapping[str, PluginError]
+    config: RunConfig, catalogue: Catalogue, loaded: Collection[str], problems: Mapping[str, PluginError]
 ) -> tuple[str, ...]:
     """Check the plugins' flags that a run has; return those in which all nodes must agree, as on the command line.
 
-    ``has`` returns whether a plugin is loaded; ``problems`` are the errors of those that are left off, by name.
+    ``loaded`` are the names of the plugins of the run; ``problems`` are the errors of those that are left off, by name.
 
     Raises:
         UsageError: A flag is not declared, has a wrong value, or its plugin is off.
@@ -68,7 +68,7 @@ def check_given(
         shown = f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
         if value and reader in config.no_plugin:
             raise UsageError(f"{shown} needs the plugin {reader!r}, which --no_plugin switches off.")
-        if value and not has(reader) and reader in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
+        if value and reader not in loaded and reader in catalogue.names(Group.PLUGINS, Group.AUTOLOAD):
             if reader in problems:
                 raise problems[reader]
             raise UsageError(f"{shown} needs the plugin {reader!r}.", hint=f"Add --plugin={reader}.")

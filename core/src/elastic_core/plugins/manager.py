@@ -68,7 +68,7 @@ class Plugins:
         self.host_end = HostEnd()
         self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
         self.unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
-        self._described: dict[str, str] = {}  # the words for each plugin in messages, by its name
+        self.described: dict[str, str] = {}  # the words for each registered plugin in messages, by its name
         self.backend: object = None
 
     def register(self, name: str, plugin: object, *, described: str | None = None) -> None:
@@ -79,28 +79,19 @@ class Plugins:
         """
         described = described or f"plugin {name!r}"
         hooks_of(plugin, described)
-        if self._manager.has_plugin(name):
+        if name in self.described:
             raise PluginError(f"The {described} has the name of another one.", hint="Rename its entry point.")
         if not self._manager.is_registered(plugin):  # one module may serve as backend and as plugin
             self._manager.register(plugin, name)
-            self._described[name] = described
+            self.described[name] = described
 
     def register_backend(self, name: str, plugin: object, *, described: str | None = None) -> None:
         """Add the backend of the run."""
         self.backend = plugin
         self.register(f"rdzv:{name}", plugin, described=described or f"rendezvous backend {name!r}")
 
-    def has(self, name: str) -> bool:
-        """Return True if a plugin of this name is registered."""
-        return self._manager.has_plugin(name)
-
     def configure(self, config: RunConfig) -> None:
-        """Show the plugins the run's configuration.
-
-        Raises:
-            UsageError: A plugin's setting is wrong.
-            PluginError: A plugin failed.
-        """
+        """Show the plugins the run's configuration."""
         for impl in reversed(self.implementations("elastic_configure")):
             self._ask(impl, config=config)
 
@@ -122,18 +113,12 @@ class Plugins:
         return RendezvousOptions()
 
     def make_rendezvous(self, params: RendezvousParameters) -> RendezvousBackend:
-        """Return the first connection to the job's store, from the run's backend.
-
-        Raises:
-            RendezvousConnectionError: Nothing listens at the endpoint, or the connection is refused.
-            UsageError: The endpoint or an option is wrong.
-            PluginError: The backend's plugin failed, or made nothing.
-        """
+        """Return the first connection to the job's store, from the run's backend."""
         for made in self._ask_backend("elastic_make_rendezvous", params=params):
             if isinstance(made, RendezvousBackend):
                 if self.rendezvous_options().handler:
                     return made
-                return protect(made, self._described[self._backend_name], params.token, params.run_id)
+                return protect(made, self.described[self._backend_name], params.token, params.run_id)
         raise PluginError(
             f"The plugin of the rendezvous backend {params.backend!r} made no RendezvousBackend.",
             hint="For a rendezvous handler, name its class in the entry point instead.",
@@ -163,9 +148,6 @@ class Plugins:
         """Return the strictest verdict of all failure policies; blocks for ``timeout`` seconds at most, on any thread.
 
         Among equals the last registered policy gives the reason.
-
-        Raises:
-            ValueError: No policy gave a verdict. (Core's own always does.)
         """
         answers = self._answers("elastic_judge_failure", timeout, incident=incident, history=history)
         return strictest([replace(verdict, policy=verdict.policy or name) for name, verdict in answers])
@@ -288,7 +270,7 @@ class Plugins:
         except Exception as exc:
             *_, raised = traceback.extract_tb(exc.__traceback__)
             raise PluginError(
-                f"The {self._described[impl.plugin]} raised in {impl.hook}: {type(exc).__name__}: {exc}.",
+                f"The {self.described[impl.plugin]} raised in {impl.hook}: {type(exc).__name__}: {exc}.",
                 hint=f"Raised at {raised.filename}:{raised.lineno}.",
             ) from exc
 
@@ -326,7 +308,7 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     if config.settings:
         from elastic_core.plugins.flags import check_given  # few runs have any
 
-        plugins.agreed_flags = check_given(config, catalogue, plugins.has, plugins.problems)
+        plugins.agreed_flags = check_given(config, catalogue, plugins.described, plugins.problems)
     return plugins
 
 

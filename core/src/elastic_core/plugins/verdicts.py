@@ -77,7 +77,7 @@ def _checked_seconds(name: str, value: object, most: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What plugins are asked by a hook, and the texts about those that fail to answer."""
+    """A question to the plugins that have a hook, and the texts about those that fail to answer."""
 
     kind: str  # of the plugins, in the names of events
     late: str  # what a plugin has not done in time

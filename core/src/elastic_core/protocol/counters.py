@@ -7,11 +7,12 @@ restart is given back if a member that is dropped afterwards never saw that ROUN
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from elastic_core.incidents import SPENDS_A_RESTART, Action, Failure, Incident, as_failure
+from elastic_core.incidents import ENDED_EARLY, PEER_LOST, SPENDS_A_RESTART, Action, Failure, Incident, IncidentKind
 from elastic_core.protocol.entries import Counters, Exclusion, HostLosses, Round, SpentRestart
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
@@ -66,10 +67,21 @@ def past_failures(ledger: Ledger, now: float, rows: Sequence[NodeRow] = ()) -> t
 
 def as_record(incident: Incident) -> Failure:
     """Return what the ledger remembers of an incident that spends a restart, each text in its share."""
-    failure = as_failure(incident)
-    texts = (failure.host, failure.exception, failure.place, failure.checkpoint)
-    host, exception, place, checkpoint = (clip(text, FAILURE_TEXT_BYTES) for text in texts)
-    return replace(failure, host=host, exception=exception, place=place, checkpoint=checkpoint)
+    digest = ENDED_EARLY if incident.kind is IncidentKind.EXITED_EARLY else incident.digest
+    return Failure(
+        round=incident.round,
+        rank=incident.rank,
+        host=clip(incident.host, FAILURE_TEXT_BYTES),
+        exception=clip(incident.exception, FAILURE_TEXT_BYTES),
+        exit_code=incident.exit_code,
+        step=incident.step if incident.counts_on else None,
+        place=clip(incident.place, FAILURE_TEXT_BYTES),
+        digest=PEER_LOST if incident.follows_peer else digest,
+        after=round(incident.after, 1),
+        checkpoint=clip(os.path.basename(incident.checkpoint), FAILURE_TEXT_BYTES),
+        failure_class=incident.failure_class,
+        hosts_fault=incident.explanation.hosts_fault,
+    )
 
 
 def progress_of(number: int, rows: Sequence[NodeRow], own: Reached | None = None) -> Reached:
@@ -89,7 +101,7 @@ def judged_progress(
     be seconds old: their step proves progress, but a step that is not newer than those of the past proves nothing.
     """
     found = progress_of(incident.round, rows, own)
-    known = _newest(as_failure(incident).step, progress_of(incident.round, (), own).step)
+    known = _newest(as_record(incident).step, progress_of(incident.round, (), own).step)
     newest = _newest(*(one.step for one in past))
     is_old = known is None and newest is not None and found.step is not None and found.step <= newest
     return replace(found, step=None if is_old else _newest(known, found.step))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from elastic_core.incidents import Failure, History, Incident, IncidentKind, as_failure
+from elastic_core.incidents import Failure, History, Incident, IncidentKind
+from elastic_core.protocol.counters import as_record
 from elastic_policies.known_failures import explain
 
 
@@ -37,7 +38,7 @@ def failure(ago: float = 0.0, **facts: Any) -> Failure:
     }
     known = {**known, **facts}
     message = f"{known['exception']}: boom" if known["exception"] else ""
-    made = as_failure(incident(message=message, exit_code=known["exit_code"]))
+    made = as_record(incident(message=message, exit_code=known["exit_code"]))
     record = {"digest": made.digest, "failure_class": made.failure_class, "hosts_fault": made.hosts_fault}
     return Failure(**{**record, **known}, seconds_ago=ago)
 
