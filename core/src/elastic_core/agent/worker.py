@@ -147,7 +147,7 @@ class Worker:
 
     @property
     def has_reported_failure(self) -> bool:
-        """Whether it lives and has reported that an exception has ended its program."""
+        """Return True if it lives and has reported that an exception has ended its program."""
         return self.is_running and self.reported.over and not self.reported.records
 
     @property
@@ -227,14 +227,14 @@ class Worker:
         return replace(cause, exit_code=exit_code)
 
     def is_ending(self) -> bool:
-        """Whether it has recorded the exception that ends it, or records nothing and has printed an exception last."""
+        """Return True if it has recorded what ends it, or records nothing and has printed an exception last."""
         if self.reported.records:
             member = self._error_file().get(MEMBER)
             return isinstance(member, dict) and member.get("by") in (EXCEPTION, EXIT)
         return bool(self.cause(EXCEPTION_EXIT_CODE).exception)
 
     def failed_alike(self, failure: Incident) -> bool:
-        """Whether it has ended, and failed with the exception of ``failure``, or else with its message."""
+        """Return True if it has failed, with the exception of ``failure``, or else with its message."""
         if not (code := self.exit_code):
             return False
         if has_wrong_arguments(failure):
