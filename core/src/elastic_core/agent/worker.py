@@ -24,11 +24,12 @@ from elastic_core.agent.failure_cause import (
     named_checkpoint,
 )
 from elastic_core.agent.output import WorkerStreams
+from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import RunConfig
-from elastic_core.events import Event
+from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
 from elastic_core.host.addresses import collective_interfaces, says_loopback
 from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
@@ -301,3 +302,31 @@ def describe_oom(limit: int | None) -> str:
         size = f"{limit / 2**30:.1f} GiB" if limit >= 2**30 else f"{limit / 2**20:.0f} MiB"
         used_up = f"its cgroup has used up {size}"
     return f"{OUT_OF_MEMORY}: the kernel killed the worker, because {used_up}"
+
+
+def worker_failed(incident: Incident) -> Event:
+    """Return the event of a worker's failure."""
+    where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
+    consequence = " (which follows from the loss of a peer)" if incident.follows_peer else ""
+    fields: dict[str, Field] = {
+        "rank": incident.rank,
+        "pid": incident.pid,
+        "exit_code": incident.exit_code,
+        "round": incident.round,
+        "exception": incident.exception,
+        "step": incident.step,
+        "message": incident.message,
+        "where": incident.where,
+        "log": incident.log,
+    }
+    return Event("worker_failed", f"{where} {incident.describe()}{consequence}", Level.WARNING, fields)
+
+
+def worker_lingers(rank: int, pid: int | None) -> Event:
+    """Return the event of a worker whose program is over and whose interpreter does not end."""
+    message = (
+        f"rank {rank} (pid {pid}) has finished its program and does not exit: its interpreter has been ending for "
+        f"{LINGERING:.0f} s, and the job waits for it. py-spy dump --native --pid {pid} shows where it hangs; "
+        "a script whose last line is os._exit(0) does not come there"
+    )
+    return Event("worker_lingers", message, Level.WARNING, {"rank": rank, "pid": pid})
