@@ -77,6 +77,10 @@ MOST_LINES = 410  # of a module, as in CONTRIBUTING.md
 LONG = {
     "elastic_core/warden/process.py": (436, "an event loop and all its effects"),
     "elastic_core/agent/workers.py": (550, "the workers of one round share their state; what is pure is elsewhere"),
+    "elastic_core/agent/failure_cause.py": (
+        470,
+        "the formats of error files and of stderr, and what is read out of them",
+    ),
     "elastic_core/incidents.py": (450, "the vocabulary of failures"),
     "elastic_policies/known_failures.py": (500, "a table"),
     "elastic_core/worker/failure_recorder.py": (450, "executed by its path, so that it can import no other module"),

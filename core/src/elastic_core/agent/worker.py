@@ -24,11 +24,12 @@ from elastic_core.agent.failure_cause import (
     named_checkpoint,
 )
 from elastic_core.agent.output import WorkerStreams
+from elastic_core.agent.worker_channels import LINGERING
 from elastic_core.assignment import Assignment
 from elastic_core.config.environment import inheritable
 from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import RunConfig
-from elastic_core.events import Event
+from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
 from elastic_core.host.addresses import collective_interfaces, says_loopback
 from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
@@ -141,7 +142,7 @@ class Worker:
 
     @property
     def has_reported_failure(self) -> bool:
-        """Whether it lives and has reported that an exception has ended its program."""
+        """Return True if it lives and has reported that an exception has ended its program."""
         return self.is_running and self.reported.over and not self.reported.records
 
     @property
@@ -221,14 +222,14 @@ class Worker:
         return replace(cause, exit_code=exit_code)
 
     def is_ending(self) -> bool:
-        """Whether it has recorded the exception that ends it, or records nothing and has printed an exception last."""
+        """Return True if it has recorded what ends it, or records nothing and has printed an exception last."""
         if self.reported.records:
             member = self._error_file().get(MEMBER)
             return isinstance(member, dict) and member.get("by") in (EXCEPTION, EXIT)
         return bool(self.cause(EXCEPTION_EXIT_CODE).exception)
 
     def failed_alike(self, failure: Incident) -> bool:
-        """Whether it has ended, and failed with the exception of ``failure``, or else with its message."""
+        """Return True if it has failed, with the exception of ``failure``, or else with its message."""
         if not (code := self.exit_code):
             return False
         if has_wrong_arguments(failure):
@@ -296,3 +297,31 @@ def describe_oom(limit: int | None) -> str:
         size = f"{limit / 2**30:.1f} GiB" if limit >= 2**30 else f"{limit / 2**20:.0f} MiB"
         used_up = f"its cgroup has used up {size}"
     return f"{OUT_OF_MEMORY}: the kernel killed the worker, because {used_up}"
+
+
+def worker_failed(incident: Incident) -> Event:
+    """Return the event of a worker's failure."""
+    where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
+    consequence = " (which follows from the loss of a peer)" if incident.follows_peer else ""
+    fields: dict[str, Field] = {
+        "rank": incident.rank,
+        "pid": incident.pid,
+        "exit_code": incident.exit_code,
+        "round": incident.round,
+        "exception": incident.exception,
+        "step": incident.step,
+        "message": incident.message,
+        "where": incident.where,
+        "log": incident.log,
+    }
+    return Event("worker_failed", f"{where} {incident.describe()}{consequence}", Level.WARNING, fields)
+
+
+def worker_lingers(rank: int, pid: int | None) -> Event:
+    """Return the event of a worker whose program is over and whose interpreter does not end."""
+    message = (
+        f"rank {rank} (pid {pid}) has finished its program and does not exit: its interpreter has been ending for "
+        f"{LINGERING:.0f} s, and the job waits for it. py-spy dump --native --pid {pid} shows where it hangs; "
+        "a script whose last line is os._exit(0) does not come there"
+    )
+    return Event("worker_lingers", message, Level.WARNING, {"rank": rank, "pid": pid})

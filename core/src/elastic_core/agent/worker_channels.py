@@ -36,7 +36,7 @@ _INT = array("i").itemsize
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the loop is told of the channel of the worker ``tag``."""
+    """A report of the worker ``tag``, or an event of its channel."""
 
     tag: int
 

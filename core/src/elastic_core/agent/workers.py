@@ -19,8 +19,16 @@ from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, error_file_data
 from elastic_core.agent.output import Output
 from elastic_core.agent.run_summary import Interruptions, Recovery, initialized, restarted
-from elastic_core.agent.worker import Node, Worker, early_exit, error_file, ignored_signals
-from elastic_core.agent.worker_channels import LINGERING, Reports
+from elastic_core.agent.worker import (
+    Node,
+    Worker,
+    early_exit,
+    error_file,
+    ignored_signals,
+    worker_failed,
+    worker_lingers,
+)
+from elastic_core.agent.worker_channels import Reports
 from elastic_core.assignment import Assignment
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
@@ -528,31 +536,3 @@ def workers_signalled(sent: messages.Signalled, *, of_workers: bool) -> Event:
     level = Level.DEBUG if sent.signum == signal.SIGTERM else Level.INFO
     started = "" if of_workers or not sent.names else ", which the workers had started"
     return Event("workers_signalled", f"sent {name} to {pids}{started}", level, {"signal": name, "pids": pids})
-
-
-def worker_failed(incident: Incident) -> Event:
-    """Return the event of a worker's failure."""
-    where = f"rank {incident.rank} (pid {incident.pid})" if incident.pid else f"rank {incident.rank}"
-    consequence = " (which follows from the loss of a peer)" if incident.follows_peer else ""
-    fields: dict[str, Field] = {
-        "rank": incident.rank,
-        "pid": incident.pid,
-        "exit_code": incident.exit_code,
-        "round": incident.round,
-        "exception": incident.exception,
-        "step": incident.step,
-        "message": incident.message,
-        "where": incident.where,
-        "log": incident.log,
-    }
-    return Event("worker_failed", f"{where} {incident.describe()}{consequence}", Level.WARNING, fields)
-
-
-def worker_lingers(rank: int, pid: int | None) -> Event:
-    """Return the event of a worker whose program is over and whose interpreter does not end."""
-    message = (
-        f"rank {rank} (pid {pid}) has finished its program and does not exit: its interpreter has been ending for "
-        f"{LINGERING:.0f} s, and the job waits for it. py-spy dump --native --pid {pid} shows where it hangs; "
-        "a script whose last line is os._exit(0) does not come there"
-    )
-    return Event("worker_lingers", message, Level.WARNING, {"rank": rank, "pid": pid})
