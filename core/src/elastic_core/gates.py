@@ -27,10 +27,6 @@ CHECK_MAX_SECONDS = 60.0  # that a check may take from one :meth:`JoinGate.wait`
 _LOOK_SECONDS = 0.05
 
 
-def _ignore(event: Event) -> None:
-    """Take an event that is not published, as in a test of a plugin."""
-
-
 @dataclass(frozen=True, slots=True)
 class JoinCheck:
     """A check that a plugin has added to the gate."""
@@ -54,7 +50,7 @@ class JoinGate:
     """
 
     config: RunConfig
-    publish: Callable[[Event], None] = field(default=_ignore, repr=False)
+    publish: Callable[[Event], None] = field(default=lambda event: None, repr=False)
     patience: float = math.inf
     closed: threading.Event = field(default_factory=threading.Event, repr=False)
     checks: list[JoinCheck] = field(default_factory=list, repr=False)
@@ -111,7 +107,7 @@ class JoinedRun:
     node: NodeInfo
     log_dir: Path | None = None
     leave: Callable[[str, float], None] = lambda why, seconds: None
-    publish: Callable[[Event], None] = _ignore
+    publish: Callable[[Event], None] = lambda event: None
     describe: Callable[[], str] = str
     connect: Callable[[], RendezvousBackend] | None = None
 

@@ -136,10 +136,6 @@ class Signal:
     why: str
 
 
-def _ignore(event: object) -> None:
-    """Take an event that no agent waits for, as in a test of a monitor."""
-
-
 def _find_no_snapshot(held: Mapping[str, int]) -> tuple[int, int] | None:
     """Return None, for a node without a monitor that knows the snapshots in memory."""
 
@@ -161,8 +157,8 @@ class RunningRound:
     members: Sequence[str]
     directory: Path
     progress: ProgressTable = field(default_factory=ProgressTable, repr=False)
-    post: Callable[[object], None] = field(default=_ignore, repr=False)
-    publish: Callable[[Event], None] = field(default=_ignore, repr=False)
+    post: Callable[[object], None] = field(default=lambda event: None, repr=False)
+    publish: Callable[[Event], None] = field(default=lambda event: None, repr=False)
     """Publishes an event of this node."""
     look: Callable[[], Sequence[WorkerView]] = field(default=tuple, repr=False)
     closed: threading.Event = field(default_factory=threading.Event, repr=False)

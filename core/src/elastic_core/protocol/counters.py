@@ -7,7 +7,6 @@ restart is given back if a member that is dropped afterwards never saw that ROUN
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
@@ -78,7 +77,7 @@ def as_record(incident: Incident) -> Failure:
         place=clip(incident.place, FAILURE_TEXT_BYTES),
         digest=PEER_LOST if incident.follows_peer else digest,
         after=round(incident.after, 1),
-        checkpoint=clip(os.path.basename(incident.checkpoint), FAILURE_TEXT_BYTES),
+        checkpoint=clip(incident.checkpoint.rpartition("/")[2], FAILURE_TEXT_BYTES),
         failure_class=incident.failure_class,
         hosts_fault=incident.explanation.hosts_fault,
     )
