@@ -146,7 +146,7 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a node waits forever for an entry that no node puts back",
-        "StoreReader._is_lost",
+        "StoreReader._is_missing_too_long",
         "timing.lost_after if newest else timing.fence_after",
         "timing.lost_after if newest else 1e9",
         "holes",

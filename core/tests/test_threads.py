@@ -9,7 +9,7 @@ from concurrent.futures import wait
 import pytest
 
 from elastic_core import threads
-from elastic_core.threads import asked, bounded, keep_a_starter, prepare_later
+from elastic_core.threads import asked, bounded, keep_spare_thread, prepare_later
 
 
 def test_a_question_that_nobody_answers_ends() -> None:
@@ -74,7 +74,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    keep_a_starter()
+    keep_spare_thread()
     monkeypatch.setattr(threading.Thread, "start", starts)
     yield none_left
     none_left.clear()
@@ -98,6 +98,6 @@ def test_where_there_is_no_room_for_long_the_starter_takes_its_place_and_the_nex
     with pytest.raises(RuntimeError, match="can't start new thread"):
         asked(lambda: 8)
     full.clear()
-    keep_a_starter()
+    keep_spare_thread()
     full.set()
     assert asked(lambda: 9).result(5.0) == 9

@@ -1,6 +1,6 @@
 """Every hook that a plugin can implement, with its contract.
 
-Eight families: rendezvous, failure, metrics, checkpoint, worker start, settings, monitors, gates. A plugin is any
+Eight families: rendezvous, failure, run and events, checkpoint, worker start, settings, monitors, gates. A plugin is any
 object (module, class instance) with functions of these names marked by :data:`hookimpl`;
 ``docs/authors/writing_a_plugin.md`` builds one step by step. Core's defaults (``elastic_core.plugins.builtin``) are
 registered through these hooks and nowhere else.
@@ -124,7 +124,7 @@ def elastic_node_gone(node: NodeInfo) -> bool | None:
 
 @hookspec
 def elastic_sum_up_answers(question: AskedQuestion, answers: Sequence[NodeAnswer], before: Any) -> Any:
-    """Return one report of the answers of all nodes to a question, a JSON value; None where the plugin knows it not.
+    """Return one report of the answers of all nodes to a question, a JSON value; None if the plugin does not know it.
 
     Called on the leader, in a separate thread, when all nodes have answered a question of
     :meth:`~elastic_core.monitors.RunningRound.ask`, or after 5 s. ``answers`` has one for each node of the round, in
@@ -139,7 +139,7 @@ def elastic_sum_up_answers(question: AskedQuestion, answers: Sequence[NodeAnswer
     """
 
 
-# 3. Metrics ----------------------------------------------------------------------------------------------------------
+# 3. Run and events ---------------------------------------------------------------------------------------------------
 
 
 @hookspec

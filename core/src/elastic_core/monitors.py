@@ -301,7 +301,7 @@ class RunningRound:
     def explain(self, text: str, *, instead_of: str = "") -> None:
         """Have the first failure of this round tell these lines, too: 1,500 characters each, of the newest two.
 
-        They take the place of the former text ``instead_of``; '' as the text takes that back.
+        If ``instead_of`` is given, the new text replaces that former one; an empty ``text`` only removes it.
         """
         kept = [lines for lines in self.explanations if lines != instead_of[:EXPLANATION_MAX_CHARACTERS]]
         self.explanations[:] = [*kept, *filter(None, [text[:EXPLANATION_MAX_CHARACTERS]])][-EXPLANATIONS_MAX:]

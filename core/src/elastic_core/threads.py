@@ -22,7 +22,7 @@ class PatientThread(Thread):
         """Start the thread, or have a thread that exists already start it, or take its place after START_SECONDS.
 
         Raises:
-            RuntimeError: No thread can be started, and :func:`keep_a_starter` was not called in time.
+            RuntimeError: No thread can be started, and :func:`keep_spare_thread` was not called in time.
         """
         try:
             super().start()
@@ -35,7 +35,7 @@ class PatientThread(Thread):
 _starters: list[Thread] = []
 
 
-def keep_a_starter() -> None:
+def keep_spare_thread() -> None:
     """Keep a thread that starts others later: a recovery needs some, just when workers may have taken the last."""
 
     def run() -> None:

@@ -30,7 +30,7 @@ from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import Answer, NodeInfo, Slots
 from elastic_core.round_questions import RoundQuestions
 from elastic_core.session.join import FormerNode
-from elastic_core.threads import keep_a_starter
+from elastic_core.threads import keep_spare_thread
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import catches, run_nanoseconds
 from elastic_core.warden.messages import WardenEvent
@@ -153,7 +153,7 @@ def open_resources(
     Raises:
         OSError, ResourceError: No descriptor or directory could be made.
     """
-    keep_a_starter()
+    keep_spare_thread()
     config, plugins, warden = start.config, start.plugins, start.warden
     with ExitStack() as stack:
         signals = leave_signals(config)

@@ -112,7 +112,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         if node_id not in finished and (halt := _departure_halt(view, current, node_id)) is not None:
             return halt
     # A member sends heartbeats and has not shown in time that it read the ROUND: its workers may never start (L2).
-    late, suspect_at = view.suspectable_members(current, ledger.head.anchors.latest), view.members_suspected_at
+    late, suspect_at = view.suspectable_members(current, ledger.head.anchors.latest), view.silence_suspected_at
     if late and view.now >= suspect_at:
         why = f"round {current.number} did not begin in time on {view.describe_nodes(late)}"
         return leader_entries.halt_round(current, HaltReason.UNSEEN, why)

@@ -156,7 +156,7 @@ class LeaderView:
         if self._can_replace_silent_members:
             worst = SUSPICION_FACTOR * ledger.counters.worst_seen
             return max(self.answered_at + max(REPLACED_SECONDS, worst), self._back_at)
-        return self.members_suspected_at
+        return self.silence_suspected_at
 
     @cached_property
     def _can_replace_silent_members(self) -> bool:
@@ -169,7 +169,7 @@ class LeaderView:
         return follows and 0 < len(silent) <= len(self.waiting_nodes())
 
     @property
-    def members_suspected_at(self) -> float:
+    def silence_suspected_at(self) -> float:
         """When members that have not shown that they read the newest ROUND or HALT are suspected (rule L2)."""
         return max(self.answered_at + head_patience(self.ledger), self._back_at)
 

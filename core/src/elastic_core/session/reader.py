@@ -69,7 +69,7 @@ class StoreReader:
                         state.stopping.wait(backoff.failed())
             except HistoryChangedError as exc:
                 self._unread = exc  # a new connection begins with a comparison
-                if self._is_lost(exc):
+                if self._is_missing_too_long(exc):
                     state.give_up(exc)
                     return
                 if (pause := backoff.failed()) > QUIET_RETRY_SECONDS:
@@ -86,7 +86,7 @@ class StoreReader:
             finally:
                 state.connections.close("reader")
 
-    def _is_lost(self, exc: HistoryChangedError) -> bool:
+    def _is_missing_too_long(self, exc: HistoryChangedError) -> bool:
         """Whether an entry has been missing for so long that no node is about to put it there.
 
         A store may tell of its newest entry before all of its servers have it. If the entry is missing for

@@ -55,8 +55,9 @@ class Warden:
         """Start the process.
 
         Args:
-            alone: Whether nothing else in this process starts processes. If the warden is killed, all new descendants
-                of this process are then its orphans, and are killed; else only those in a worker's session are.
+            alone: Whether nothing else in this process starts processes. If so, and the warden is killed, every new
+                descendant of this process counts as the warden's and is killed; otherwise only those in a worker's
+                session.
 
         Raises:
             ResourceError: No process could be made.
