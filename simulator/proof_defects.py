@@ -81,7 +81,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "no plugin is asked for gone nodes",
         "LeaderDriver.turn",
-        "self.plugins.ask_who_is_gone([node.row.info for node in self.watch.nodes.values() if node.node_id in silent])",
+        "self.plugins.ask_who_is_gone(silent, self.watch)",
         "pass",
         "vouched",
     ),

@@ -49,14 +49,14 @@ def test_a_question_that_does_not_fit_is_refused(
 def test_the_first_monitor_that_wants_to_answers(round: RunningRound) -> None:
     round.answer("load", lambda value: value + 1)
     round.answer("load", lambda value: 0)
-    assert round.questions.find("load", 7) == "8"
-    assert round.questions.find("another", 7) == "null"
+    assert round.questions.find("load", "7") == "8"
+    assert round.questions.find("another", "7") == "null"
 
 
 @pytest.mark.parametrize("value", [object(), "x" * 50_000], ids=["no JSON", "too long"])
 def test_an_answer_that_does_not_fit_is_left_out(round: RunningRound, published: list[Event], value: object) -> None:
     round.answer("load", lambda _: value)
-    assert round.questions.find("load", 7) == "null"
+    assert round.questions.find("load", "7") == "null"
     assert [event.name for event in published] == ["plugin_failed"]
 
 
@@ -103,7 +103,7 @@ def test_a_monitor_that_raises_is_reported_and_the_next_one_is_called(
     round.before_stop(fail)
     round.follow_answers("load", fail)
     round.follow_answers("load", lambda report: done.set())
-    assert round.questions.find("load", 7) == "null"
+    assert round.questions.find("load", "7") == "null"
     assert round.questions.say_last() == ""
     round.questions.take("load", 1)
     assert done.wait(60.0)

@@ -1,7 +1,7 @@
 """Every hook that a plugin can implement, with its contract.
 
-Eight families: rendezvous, failure, run and events, checkpoint, worker start, settings, monitors, gates. A plugin is any
-object (module, class instance) with functions of these names marked by :data:`hookimpl`;
+Eight families: rendezvous, failure, run and events, checkpoint, worker start, settings, monitors, gates. A plugin is
+any object (module, class instance) with functions of these names marked by :data:`hookimpl`;
 ``docs/authors/writing_a_plugin.md`` builds one step by step. Core's defaults (``elastic_core.plugins.builtin``) are
 registered through these hooks and nowhere else.
 

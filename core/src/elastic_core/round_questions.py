@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
+from elastic_core.protocol.questions import decode
 from elastic_core.questions import ANSWER_MAX_BYTES, encode
 from elastic_core.threads import asked, bounded
 
@@ -49,11 +50,11 @@ class RoundQuestions:
         self.last_words: list[tuple[Callable[[], object], float]] = []
         self._passed: Future[None] | None = None  # done once followers have taken the newest report
 
-    def find(self, name: str, value: object) -> str:
-        """Return the answer to a question as JSON; ``null`` where no monitor has one."""
+    def find(self, name: str, value: str) -> str:
+        """Return the answer to a question, whose value is JSON, as JSON; ``null`` where no monitor has one."""
         find = self.finders.get(name)
         try:
-            return encode(None if find is None else find(value), ANSWER_MAX_BYTES)
+            return encode(None if find is None else find(decode(value)), ANSWER_MAX_BYTES)
         except ValueError as exc:
             self._publish(_failed(f"a monitor's answer to {name!r} is left out: {in_one_line(exc)}"))
             return encode(None, ANSWER_MAX_BYTES)

@@ -681,7 +681,6 @@ def test_a_worker_that_says_that_it_has_failed_is_not_waited_for(node: Node) -> 
 def test_a_failure_that_is_reported_before_the_start_of_its_worker_is_told_with_its_pid(node: Node) -> None:
     """The worker and the warden report over channels of their own, and the agent may read either one first."""
     node.start("exec sleep 1000")
-    node.group.workers[0].reported.over = True  # as its channel notes
     assert node.group.handle(Failed(1)) is None
     incident = node.failure()
     (spawned,) = (event for event in node.heard if isinstance(event, Spawned))
@@ -690,6 +689,15 @@ def test_a_failure_that_is_reported_before_the_start_of_its_worker_is_told_with_
     assert (told.fields["pid"], told.message) == (spawned.pid, f"rank 0 (pid {spawned.pid}) exited with code 1")
     node.group.stop(0.0)
     assert node.next() is None
+
+
+def test_a_signal_of_the_warden_counts_though_the_start_of_the_worker_is_told_later(node: Node) -> None:
+    node.start("exec sleep 1000")
+    node.group.handle(Signalled(signal.SIGKILL, (4711,)))
+    node.group.handle(Spawned(1, 4711))
+    assert node.group.workers[0].sent == signal.SIGKILL
+    node.group.stop(0.0)
+    node.next()
 
 
 def test_a_worker_that_is_dead_has_not_failed_once_more(node: Node) -> None:

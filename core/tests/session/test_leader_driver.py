@@ -223,7 +223,7 @@ def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
 
 NEVER_ANSWERED = """
 import threading
-from views import info
+from views import seen, watch
 from elastic_core.session.plugin_questions import PluginQuestions
 from elastic_core.session.runtime import RUNTIME
 from elastic_core.session.state import SessionCalls
@@ -234,7 +234,8 @@ def node_gone(node):
     asked.set()
     threading.Event().wait()
 
-PluginQuestions(RUNTIME, SessionCalls(print, print, None, print, node_gone=node_gone)).ask_who_is_gone([info("b")])
+questions = PluginQuestions(RUNTIME, SessionCalls(print, print, None, print, node_gone=node_gone))
+questions.ask_who_is_gone(["b"], watch(seen("b")))
 asked.wait()
 """
 

@@ -45,6 +45,17 @@ def dies(subject: Subject, report: Report) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def exits(subject: Subject, report: Report) -> None:
+    report.at("first", "a step", 60.0)
+    os._exit(0)  # as a client library may
+
+
+def leaves_a_thread(subject: Subject, report: Report) -> None:
+    report.at("first", "a step", 0.0)
+    threading.Thread(target=threading.Event().wait).start()
+    report.send(ok("first", "done"))
+
+
 def raises(subject: Subject, report: Report) -> None:
     raise ZeroDivisionError("division by zero")
 
@@ -93,6 +104,16 @@ def test_a_process_that_dies_is_told(subject: Subject) -> None:
     [finding] = examine_in_process(subject, dies)
     assert (finding.name, finding.exit_code) == ("first", ExitCode.INTERNAL)
     assert finding.seen == "the process that tried it is gone, with exit code -9, at a step"
+
+
+def test_a_process_that_ends_in_the_middle_without_an_error_is_told_too(subject: Subject) -> None:
+    [finding] = examine_in_process(subject, exits)
+    assert finding.state is State.WRONG
+    assert "exit code 0, at a step" in finding.seen
+
+
+def test_a_thread_that_a_library_leaves_at_the_end_is_no_hang(subject: Subject) -> None:
+    assert [*examine_in_process(subject, leaves_a_thread)] == [ok("first", "done")]
 
 
 def test_a_defect_has_its_traceback(subject: Subject, capfd: pytest.CaptureFixture[str]) -> None:

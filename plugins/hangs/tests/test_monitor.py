@@ -317,7 +317,7 @@ def test_the_flags_say_what_the_monitor_does(
     assert node.round.every_stream is reads
     assert bool(watchers()) is watches
     for name in (HANG, STACKS, FULL_STACKS):
-        assert json.loads(node.round.questions.find(name, {}))["places"] == {}, "it answers in any case"
+        assert json.loads(node.round.questions.find(name, "{}"))["places"] == {}, "it answers in any case"
     [take] = [take for name, take in node.round.questions.followers if name == HANG]
     take(asdict(FOUND))
     assert bool([event for event in node.posted if isinstance(event, RankFailed)]) is ends

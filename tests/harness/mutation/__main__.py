@@ -35,13 +35,14 @@ MODULES = (
     "reachability",
     "ledger",
     "compaction",
-    "ranks",
+    "members",
     "row_delay",
     "entries",
     "limits",
     "incidents",
     "resize",
     "protocol.questions",
+    "session.join",
 )
 """The modules that decide, by the last of their names, or as many of them as no other module of core ends with."""
 HERE = Path(__file__).parent

@@ -59,7 +59,9 @@ class DirectConsole:
 
 
 class Console(DirectConsole):
-    """One descriptor to which workers' output is written, in order.
+    """One descriptor to which workers' output is written, in order, by a thread of its own.
+
+    Any thread may call it, no writer waits, and output is dropped where too much waits.
 
     Args:
         fd: Where to write; the caller closes it.

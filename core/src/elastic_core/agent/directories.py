@@ -103,20 +103,21 @@ def marked(directory: Path, slot: str) -> Iterator[None]:
             os.unlink(directory / MARK)
 
 
-def remove_abandoned(parent: Path | None = None) -> list[Path]:
+def remove_abandoned(own: str = "", parent: Path | None = None) -> list[Path]:
     """Remove a few marked directories whose slot is free, and return them.
 
     Only directories to which this user alone has access are looked into. No symbolic link is followed. If two agents do
     this at once, the one that removes the mark removes the directory.
 
     Args:
+        own: The slot that this agent holds, before it has marked a directory: no former holder is left.
         parent: Where to look; None for the directory for temporary files.
     """
     removed: list[Path] = []
     for place in _temporary_directories() if parent is None else [parent]:
         with contextlib.suppress(OSError), os.scandir(place) as entries:
             for _, entry in zip(range(ENTRIES_MAX), entries, strict=False):
-                if entry.name.startswith(PREFIX) and _remove_if_abandoned(entry.path):
+                if entry.name.startswith(PREFIX) and _remove_if_abandoned(entry.path, own):
                     removed.append(Path(entry.path))
                 if len(removed) == REMOVED_MAX:
                     return removed
@@ -133,8 +134,11 @@ def _temporary_directories() -> list[Path]:
     return [*dict.fromkeys(Path(os.fsdecode(place)) for place in (named, tempfile.tempdir or named))]
 
 
-def _remove_if_abandoned(path: str) -> bool:
-    """Remove one directory if only this user has access to it and no process holds the slot that its mark names."""
+def _remove_if_abandoned(path: str, own: str) -> bool:
+    """Remove one directory if only this user has access to it and no process holds the slot that its mark names.
+
+    No other process than this one holds the slot ``own``.
+    """
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
         stack.callback(os.close, directory)
@@ -143,8 +147,10 @@ def _remove_if_abandoned(path: str) -> bool:
         if not (_is_private(os.fstat(directory), stat.S_ISDIR) and _is_private(os.fstat(mark), stat.S_ISREG)):
             return False
         system, _, slot = os.read(mark, 1000).decode(errors="replace").partition("\n")
-        if not slot or system != _this_system() or is_held(slot):
+        if not slot or system != _this_system() or (slot != own and is_held(slot)):
             return False
+        if not os.path.samestat(os.fstat(mark), os.stat(MARK, dir_fd=directory, follow_symlinks=False)):
+            return False  # another agent uses the directory since the mark was read
         os.unlink(MARK, dir_fd=directory)  # FileNotFoundError: another agent has just done so
         shutil.rmtree(path, ignore_errors=True)  # follows no links, either
         return True

@@ -168,6 +168,7 @@ class Output:
         undo.callback(os.close, reading)
         undo.callback(os.close, writing)
         copy = os.dup(writing)
+        undo.callback(os.close, copy)
         shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None) if self._routes.several else Shape()
         pump = Pump(reading, self._round.open_readers(rank), self._direct, shape, local_rank)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
@@ -179,7 +180,7 @@ class Output:
         pumps: dict[Stream, Pump] = {}
         kept: dict[Stream, Path] = {}
         routes, shown = self._routes, self._routes.is_shown(local_rank)
-        before = prefix or f"[rank{rank}]:"
+        before = (prefix or f"[rank{rank}]:").encode()
         for stream, name in _FILES.items():
             direct = stream is Stream.OUT and routes.is_plain(stream, local_rank)
             read = routes.several or self._round.every_stream or self._one_terminal  # which may have hung up by now
@@ -202,7 +203,7 @@ class Output:
             given[stream] = writing
             shape = Shape()
             if teed:
-                shape = Lines(before.encode(), LINES_WITHIN)
+                shape = Lines(before, LINES_WITHIN)
             elif routes.several:
                 shape = WholeLines(LINES_WITHIN if terminal is None else PIECES_WITHIN)
             if stream is Stream.ERR and routes.several:

@@ -34,7 +34,7 @@ from elastic_core.threads import asked
 SPREAD_SECONDS_PER_MEMBER = 0.001  # over so long the probes are spread, since all members probe rank 0's host
 SPREAD_MAX_SECONDS = 0.5
 CLEAR_INTERVAL_SECONDS = 5.0  # each failure of a round brings a probe of each neighbour
-CLEARED_AT_ONCE = 128  # connections that are accepted before the agent's loop does something else
+CLEARED_AT_ONCE = socket.SOMAXCONN  # connections: as many as the kernel keeps; each takes some 10 µs
 PATIENCE = 2.0  # seconds that a connection may take; more than two packets lost on the way
 REPLACED_FACTOR = 5.0
 """A node may be replaced once it has had no contact for so many times ``lost_after``, and reaches no peer."""
@@ -198,10 +198,10 @@ class Isolation:
         self._known = known
 
     def _failed(self, aims: Sequence[ProbeTarget]) -> tuple[str, ...] | None:
-        """Return the nodes that are not reached; None if no descriptor is left, or an address is invalid."""
+        """Return the nodes that are not reached; None if no descriptor or thread is left, or an address is invalid."""
         try:
             return self._find(aims)
-        except OSError:
+        except (OSError, RuntimeError):  # RuntimeError: no thread can be started
             return None
 
     def _note(self, aims: Sequence[ProbeTarget], failed: tuple[str, ...] | None) -> None:

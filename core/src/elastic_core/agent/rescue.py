@@ -47,7 +47,7 @@ class EndingAgentMemory(LeftMemory):
     def _received(self) -> str:
         """Return which signal has come that does not repeat the first one; '' for none."""
         since = math.inf if self.signalled_at is None else time.monotonic() - self.signalled_at
-        ends = [signum for signum in self.signals() if not repeats_request(signum, since)]
+        ends = [signum for signum in self.signals() if not repeats_request(signum, since - LOOK_SECONDS)]
         return f"the agent received {signal_name(ends[0])}" if ends else ""
 
     def run(self, work: Callable[[threading.Event], _T], patience: float) -> tuple[_T, str]:

@@ -26,7 +26,6 @@ from elastic_core.incidents import Incident
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Leaving, Stop, WorkerFailed
-from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import Answer, NodeInfo, Slots
 from elastic_core.round_questions import RoundQuestions
 from elastic_core.session.join import FormerNode
@@ -97,7 +96,7 @@ class Resources:
         """
         current = self.group.round
         questions = current.questions if current.number == number else RoundQuestions(self.node.publish)
-        self._ask(asked.index, lambda: questions.find(asked.name, decode(asked.value)))
+        self._ask(asked.index, lambda: questions.find(asked.name, asked.value))
 
     def say_last(self, halt: int) -> bool:
         """Have monitors say what a failed rank may have waited for, as :meth:`find_answer`; False for none to ask."""

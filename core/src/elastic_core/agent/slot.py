@@ -58,7 +58,8 @@ class Slot:
         """Return which of the host's other slots are held; the last answer, if too many files are open to look."""
         at = time.monotonic_ns() if self._dated else 0  # before the look, which may miss slots that are taken meanwhile
         with suppress(OSError):
-            held = tuple(other for other in self._others if is_held(f"{self._prefix}{other}"))
+            with _asking_socket() as asking:
+                held = tuple(other for other in self._others if _is_bound(asking, f"{self._prefix}{other}"))
             self._looked = Slots(at, held)
         return self._looked
 
@@ -77,5 +78,13 @@ def is_held(name: str) -> bool:
     Raises:
         OSError: Too many files are open.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-        return asking.connect_ex(f"\0{name}") != errno.ECONNREFUSED  # others: held, forbidden, or out of memory
+    with _asking_socket() as asking:
+        return _is_bound(asking, name)
+
+
+def _asking_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+
+def _is_bound(asking: socket.socket, name: str) -> bool:
+    return asking.connect_ex(f"\0{name}") != errno.ECONNREFUSED  # others: held, forbidden, or out of memory

@@ -136,7 +136,7 @@ def connect_and_run(start: Start) -> Ending:
 
     config, plugins, warden = start.config, start.plugins, start.warden
     cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
-    for abandoned in remove_abandoned():  # now: the disk may be too full to join
+    for abandoned in remove_abandoned(start.slot.name):  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"
         plugins.publish(Event("directory_removed", message, Level.DEBUG))
     if warden.starter is None and (problem := starter_problem(warden, config)) is not None:

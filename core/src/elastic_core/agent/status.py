@@ -96,7 +96,10 @@ class Account:
         ]
         if state.leaving is not None:
             rows.append(("leaves", state.leaving.why))
-        rows += [("node", _node(seen, now)) for seen in [*session.watch.nodes.values()][:SHOWN_NODES]]
+        nodes = [*session.watch.nodes.values()]
+        rows += [("node", _node(seen, now)) for seen in nodes[:SHOWN_NODES]]
+        if len(nodes) > SHOWN_NODES:
+            rows.append(("", f"and {len(nodes) - SHOWN_NODES} more nodes"))
         rows += self._workers(now)
         failing = f"; failing: {', '.join(sorted(session.contact.failing))}" if session.contact.failing else ""
         rows.append(("store", f"last contact {_age(session.contact.at, now)} ago{failing}"))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elastic_core.agent.console import write_all
 from elastic_core.agent.failure_cause import printed_cause
-from elastic_core.monitors import LineReader, OutputReader
+from elastic_core.monitors import OutputReader
 
 LONGEST_LINE = 1 << 22  # bytes of a line that wait for its end; a longer one is shown in pieces
 HOLD_SECONDS = 2.0  # how long the interpreter may take to end after a traceback; then the traceback is shown
@@ -136,7 +136,7 @@ class LogFile(OutputReader):
         os.close(self._file)
 
 
-class Filtered(LineReader):
+class Filtered(OutputReader):
     """Copies the lines that contain one of ``needles`` to a file that all ranks of a round share.
 
     Args:
@@ -145,18 +145,24 @@ class Filtered(LineReader):
         prefix: Written before each line.
     """
 
-    def __init__(self, needles: Sequence[str], file: LogFile, prefix: str) -> None:
-        super().__init__(self._copy)
-        self._needles, self._file, self._prefix = needles, file, prefix
+    def __init__(self, needles: Sequence[str], file: LogFile, prefix: bytes) -> None:
+        self._needles = [needle.encode() for needle in needles]
+        self._file, self._prefix = file, prefix
+        self._lines = Lines(b"")
+
+    def feed(self, data: bytes) -> None:
+        """Copy the lines that ``data`` completes and that match."""
+        self._copy(self._lines.feed(data))
 
     def finish(self) -> None:
         """Copy the last line of the stream, which may lack a line break, and close the file."""
-        super().finish()
+        self._copy(self._lines.finish())
         self._file.finish()
 
-    def _copy(self, line: str) -> None:
-        if any(needle in line for needle in self._needles):
-            self._file.feed(f"{'' if line.startswith(self._prefix) else self._prefix}{line}\n".encode())
+    def _copy(self, lines: bytes) -> None:
+        found = [line for line in lines.splitlines(keepends=True) if any(needle in line for needle in self._needles)]
+        if found:
+            self._file.feed(b"".join(_prefixed(self._prefix, line) for line in found))
 
 
 def _prefixed(prefix: bytes, line: bytes) -> bytes:

@@ -134,16 +134,12 @@ class Worker:
     raised: bool = False  # whether an exception was ending it when the stop of a broken round began
     over: bool = False  # whether it had reported the end of its program when the stop of a broken round began
     sent: int = 0  # the last signal that the warden has sent it to end it
+    failed_early: bool = False  # whether it has reported a failure before the warden has reported its start
 
     @property
     def is_running(self) -> bool:
         """Whether its process has started and has not ended."""
         return self.pid is not None and self.exit_code is None
-
-    @property
-    def has_reported_failure(self) -> bool:
-        """Return True if it lives and has reported that an exception has ended its program."""
-        return self.is_running and self.reported.over and not self.reported.records
 
     @property
     def has_left_early(self) -> bool:

@@ -75,6 +75,7 @@ class LocalRound:
     recovered: Recovery | None = None  # the timing of the interruption before
     initialized: bool = False  # whether it was reported that the process group is ready
     over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
+    sent: dict[int, int] = field(default_factory=dict)  # by pid: the last signal that the warden has sent to end it
     cause_wanted: bool = False  # whether no failure so far has its cause here for certain
     notice: tuple[float, float] | None = None  # when the workers were told to stop, and for how long they may go on
 
@@ -228,6 +229,7 @@ class WorkerGroup:
             case worker_channels.ListenAgain(tag):
                 self.reports.listen_again(tag)
             case messages.Signalled():
+                self._round.sent.update(dict.fromkeys(event.pids, event.signum))
                 own = [worker for worker in self.workers if worker.pid in event.pids]
                 for each in own:
                     each.sent = event.signum
@@ -246,16 +248,18 @@ class WorkerGroup:
         rank = worker.assignment.rank
         match event:
             case messages.Spawned():
-                worker.pid = event.pid
+                worker.pid, worker.sent = event.pid, self._round.sent.get(event.pid, 0)
                 self._round.unlearned = max(self._round.unlearned, event.unlearned)
                 if not self._round.over and self._round.has_started:
                     self._say_started()
-                return self._fail_exit(worker, EXCEPTION_EXIT_CODE) if worker.has_reported_failure else self._progress()
+                return self._fail_exit(worker, EXCEPTION_EXIT_CODE) if worker.failed_early else self._progress()
             case worker_channels.Initialized():
                 worker.initialized = True
                 return self._progress()
-            case worker_channels.Failed() if worker.is_running:  # else the warden has yet to report the start
+            case worker_channels.Failed() if worker.is_running:
                 return self._fail_exit(worker, EXCEPTION_EXIT_CODE)
+            case worker_channels.Failed():
+                worker.failed_early = True
             case worker_channels.Lingers() if worker.exit_code is None:
                 self.node.publish(worker_lingers(rank, worker.pid))
             case worker_channels.Stepped():
@@ -271,6 +275,7 @@ class WorkerGroup:
                 return self._fail(worker, Cause(message=error, kind=IncidentKind.START_FAILED))
             case messages.Exited(pid=pid, returncode=code, at=at):
                 worker.pid, worker.exit_code, worker.ended_at = pid, code, at
+                worker.sent = self._round.sent.get(pid, worker.sent)
                 return self._exited(worker) if code == 0 else self._fail_exit(worker, code)
             case worker_channels.Terminated() if worker.pid and not self._round.over:
                 if self._round.notice is not None:

@@ -61,11 +61,12 @@ def _run(command: click.Command, arguments: Sequence[str], launches: bool) -> in
     except (KeyboardInterrupt, click.Abort):
         return signalled(signal.SIGINT)
     except Exception as exc:
-        from elastic_core.worker.channel import wait_until_ready  # a launch does without it so early
+        if isinstance(exc, BrokenPipeError):
+            from elastic_core.worker.channel import wait_until_ready  # a launch does without it so early
 
-        if isinstance(exc, BrokenPipeError) and wait_until_ready(sys.stdout.fileno(), 0, 0):  # closed, as by ``head``
-            _silence(sys.stdout)
-            return signalled(signal.SIGPIPE)
+            if wait_until_ready(sys.stdout.fileno(), 0, 0):  # closed, as by ``head``
+                _silence(sys.stdout)
+                return signalled(signal.SIGPIPE)
         if (missing := _exhausted(exc)) is not None:
             return _failed(f"This machine has no {missing} left: {exc}.", LIMITS, ExitCode.WITHDRAWN, launches)
         traceback.print_exc()

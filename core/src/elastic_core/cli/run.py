@@ -68,11 +68,11 @@ def run(warden: Warden | None, **flags: Any) -> int:
         code = exc.exit_code
         raise
     finally:
-        from elastic_core.worker.channel import wait_until_ready
+        if unfinished := loaded.close(OBSERVERS_GET):
+            from elastic_core.worker.channel import wait_until_ready
 
-        unfinished = loaded.close(OBSERVERS_GET)
-        if unfinished and not wait_until_ready(2, select.POLLOUT, 0):
-            os._exit(code)  # the interpreter's end would wait for the reader of stderr, which has stopped
+            if not wait_until_ready(2, select.POLLOUT, 0):
+                os._exit(code)  # the interpreter's end would wait for the reader of stderr, which has stopped
         for name in unfinished:
             click.echo(f"elastic: the observer {name!r} did not finish within {OBSERVERS_GET:g} s.", err=True)
 

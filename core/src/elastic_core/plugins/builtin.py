@@ -159,7 +159,7 @@ class PlainWorkerStart:
 
     @hookimpl
     def elastic_worker_environment(self, assignment: Assignment) -> dict[str, str]:
-        """Return the variables that training scripts read; ``config.environment`` has their meanings."""
+        """Return the variables that training scripts read; ``docs/reference/environment.md`` has their meanings."""
         place = assignment.place
         told = {
             "RANK": assignment.rank,

@@ -31,8 +31,9 @@ def next_counters(
 ) -> tuple[Counters, bool]:
     """Return the counters after the round that follows ``old``, and whether that round spends a restart.
 
-    Members that leave or are lost are not in that round, so that one with the members of ``old`` has neither. Neither
-    has it the ``unreachable`` one: its host is left out while other nodes are enough (L5).
+    Members that leave or are lost are not in that round, nor is the host of the ``unreachable`` one while other nodes
+    are enough (L5). A live round is only followed at once by another one if there are none of these: no ``HALT`` is
+    there to be read then, so that no member counts as behind.
     """
     anchors, counters = view.ledger.head.anchors, view.ledger.counters
     unseen = view.members_behind(old, anchors.halt)

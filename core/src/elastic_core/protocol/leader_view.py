@@ -369,7 +369,7 @@ def sort_by_rank(nodes: Iterable[NodeView], staying: Collection[str] = ()) -> li
     def key(node: NodeView) -> tuple[float, bool, bool, list[tuple[bool, int, str]]]:
         rank, new, order = node.row.info.node_rank, node.node_id not in staying, node.row.info.order
         parts = [(number, "".join(part)) for number, part in groupby(order, str.isdecimal)]
-        numbered = [(not number, int(part) if number else 0, part) for number, part in parts]
+        numbered = [(not number, int(part) if number else 0, "" if number else part) for number, part in parts]
         return math.inf if rank is None else rank, new, new and not order, numbered if new else []
 
     return sorted(nodes, key=key)

@@ -43,6 +43,8 @@ MAX_ASKS = 8  # most questions that the monitors of a node ask at once
 MAX_QUESTION_NAMES = 64  # most names of questions of a round; half of them, for those that commands ask
 MAX_FORMER_RUNS = 16  # whose ids an OPEN has
 OPEN_BYTES = 8192  # size of an OPEN: the settings, with the names of plugins, and the scheduler's uid
+# The size of each text: of these classes by field, of all others by the names below, nested parts included. Texts of
+# incidents may come from a worker.
 _TEXTS: Mapping[type, Mapping[str, int]] = {
     Incident: {
         **dict.fromkeys(("node_id", "host", "message", "log", "others"), TEXT_BYTES),
@@ -52,7 +54,6 @@ _TEXTS: Mapping[type, Mapping[str, int]] = {
     Explanation: {"name": WHERE_BYTES, "advice": WHERE_BYTES},
 }
 _TEXTS_OF_BODIES = {"why": WHY_BYTES, "verdict": WHY_BYTES, "asked_by": TEXT_BYTES}
-"""The size of each text, by field. Texts of incidents may come from a worker."""
 
 T = TypeVar("T", bound="DataclassInstance")
 

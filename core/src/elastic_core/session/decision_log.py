@@ -55,14 +55,13 @@ class DecisionLog:
             rows: How many rows of nodes the arguments refer to: the more, the fewer calls are kept.
             idle: The class of a result that decides nothing; of several such calls in a row the last one is kept.
         """
-        result, error = None, ""
+        name = function.__name__
         try:
             result = function(*arguments)
         except Exception as exc:
-            error = describe_error(exc)
+            self._keep(Call(time.time(), name, arguments, error=describe_error(exc)), rows)
             raise
-        finally:
-            self._keep(Call(time.time(), function.__name__, arguments, result, error), rows, idle)
+        self._keep(Call(time.time(), name, arguments, result), rows, idle)
         return result
 
     @property
@@ -71,7 +70,7 @@ class DecisionLog:
         with self._lock:
             return [*self._calls]
 
-    def _keep(self, call: Call, rows: int, idle: type | None) -> None:
+    def _keep(self, call: Call, rows: int, idle: type | None = None) -> None:
         most = min(CALLS_MAX, max(CALLS_MIN, ROWS_MAX // (1 + rows)))
         with self._lock:
             if idle is not None and self._calls and all(isinstance(c.result, idle) for c in (call, self._calls[-1])):

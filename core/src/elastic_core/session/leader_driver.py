@@ -109,9 +109,7 @@ class LeaderDriver:
             case LookAgain(at, waiting, awaited, silent, put_off):
                 self._tell(waiting, awaited or waiting)
                 self._tell_put_off(put_off, ledger)
-                self.plugins.ask_who_is_gone(
-                    [node.row.info for node in self.watch.nodes.values() if node.node_id in silent]
-                )
+                self.plugins.ask_who_is_gone(silent, self.watch)
                 if self.plugins.await_verdict():  # nothing else can be decided before it
                     self.watch = replace(self.watch, gap_at=self.runtime.now())
                     return self.runtime.now()
@@ -218,9 +216,8 @@ class LeaderDriver:
 
     def _shrink(self, store: RendezvousBackend, ledger: Ledger, until: float) -> int:
         """Turn entries that every node has read beyond into tombstones; return the first one that may be none."""
-        history, kept = self._kept
-        if history != (history := (ledger.head.run, ledger.head.epoch)):
-            kept = ledger.head.anchors.kept
+        history = ledger.head.run, ledger.head.epoch
+        kept = self._kept[1] if self._kept[0] == history else ledger.head.anchors.kept
         for index in entries_to_shrink(ledger, self.watch, kept, self.runtime.whole):
             if self.runtime.now() > until:
                 break

@@ -117,11 +117,16 @@ def said_by(found: RosterRow, codec: Codec = CODEC) -> NodeRow:
 
 
 def readable(found: Iterable[RosterRow], codec: Codec = CODEC) -> list[Observation]:
-    """Return the rows among these that can be decoded; the leader reports the others."""
+    """Return the rows among these that can be decoded and are of the node that their key names.
+
+    The leader reports the others.
+    """
     rows = []
     for seen in found:
         with suppress(RendezvousStateError):
-            rows.append(Observation(said_by(seen, codec), seen.serial, seen.heartbeat, seen.revision))
+            row = said_by(seen, codec)
+            if row.info.node_id == seen.node_id:
+                rows.append(Observation(row, seen.serial, seen.heartbeat, seen.revision))
     return rows
 
 

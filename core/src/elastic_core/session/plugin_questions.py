@@ -13,10 +13,10 @@ from typing import TypeVar
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.entries import Question
+from elastic_core.protocol.failure_detector import Watch
 from elastic_core.protocol.leader_entries import SumUp
 from elastic_core.protocol.leader_view import Judgement, Summary
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.runtime import Runtime
 from elastic_core.session.state import SessionCalls
 
@@ -62,12 +62,13 @@ class PluginQuestions:
         self.judgement = replace(self.judgement, verdict=verdict)
         return *self._judged, verdict
 
-    def ask_who_is_gone(self, nodes: Sequence[NodeInfo]) -> None:
+    def ask_who_is_gone(self, node_ids: Sequence[str], watch: Watch) -> None:
         """Ask which of these nodes are gone for good, now and then; a later turn reads the answer."""
         now, is_gone = self._runtime.now(), self._calls.node_gone
-        if is_gone is None or not nodes or self._gone is not None or now < self._ask_gone_at:
+        if is_gone is None or not node_ids or self._gone is not None or now < self._ask_gone_at:
             return
         self._ask_gone_at = now + ASK_AGAIN_SECONDS
+        nodes = [seen.row.info for node_id in node_ids if (seen := watch.nodes.get(node_id)) is not None]
         self._gone = self._runtime.ask(
             lambda: [info.node_id for info in nodes if is_gone(info)], name="elastic-node-gone"
         )

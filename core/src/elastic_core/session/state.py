@@ -219,11 +219,11 @@ class SessionConnections:
         return None
 
     def close(self, who: str) -> None:
-        """Close the thread's connection, if it has one; errors are ignored."""
+        """Close the thread's connection, if it has one; errors of the store are ignored."""
         with self._state.wake, self._state.pulse:
             store, self.made[who] = self.made[who], None
         if store is not None:
-            with suppress(ElasticError):
+            with suppress(RendezvousConnectionError, RendezvousStateError):
                 store.close()
 
     def compare(self) -> None:

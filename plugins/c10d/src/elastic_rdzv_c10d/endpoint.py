@@ -108,6 +108,8 @@ def knock(address: Address) -> None:
 def call(address: Address, seconds: float, request: bytes = b"") -> bytes:
     """Connect and hang up; with a request, send it first, and return the beginning of the answer.
 
+    To connect takes ``seconds`` at most, and to wait for the answer as long again.
+
     Raises:
         OSError: No server takes the connection, or it does not answer in time.
     """

@@ -100,6 +100,8 @@ def resolve(endpoint: HostPort, patience: Patience) -> list[Address]:
 
 
 class _Met(enum.IntEnum):
+    """The answer of an address. The lowest is the most hopeful one, and is what people are told of."""
+
     NOBODY = 0  # the host answers, and no server listens
     SILENCE = 1  # the host does not answer: it is off, on its way up, or behind something that drops packets
     NO_WAY = 2  # this host does not even try

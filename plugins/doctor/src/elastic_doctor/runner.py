@@ -84,8 +84,9 @@ class _Watched:
                 message = self._line.recv()
             except EOFError:
                 self._process.join()
-                if self._process.exitcode:
-                    yield self._died(self._process.exitcode)
+                yield self._died(self._process.exitcode or 0)
+                return
+            if message is None:
                 return
             if isinstance(message, Finding):
                 yield message
@@ -195,6 +196,8 @@ def _body(subject: Subject, body: Examine, line: Connection, watcher: Connection
         traceback.print_exc()
         advice = "This is a defect of Elastic or of the backend. Please report it with the lines above."
         report.send(wrong("doctor", in_one_line(exc), advice, ExitCode.INTERNAL))
+    with contextlib.suppress(BrokenPipeError):
+        line.send(None)  # the examination is over; without this, the process has died in the middle
 
 
 @contextlib.contextmanager

@@ -34,7 +34,8 @@ class Connection(ABC):
     """One connection at a time, made when it is needed."""
 
     asks_only_member_once = True
-    """True if an attempt on the only member may take all of the time, for the same reason."""
+    """True if an attempt on the only member may take all of the time: where it is slow since many ask, asking it more
+    often makes it slower. False where a request cannot be closed while it is sent, and so must be short."""
 
     def __init__(self, members: Members) -> None:
         self._members = members

@@ -100,7 +100,7 @@ class Gateway:
         self._socket.close()
 
     def post(self, path: str, body: bytes, token: str | None, timeout: float) -> dict[str, Any]:
-        """Ask, and read the answer.
+        """Ask, and read the answer; each wait for a part of it takes ``timeout`` seconds at most.
 
         Raises:
             Refusal: The member does not do it.

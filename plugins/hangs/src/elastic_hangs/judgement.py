@@ -66,7 +66,7 @@ class Report:
     report: str = ""  # where the ranks are: a line for each place, at most REPORT_BYTES
     still: bool = False  # whether no stack changed within a second, on any node that has answered
     looks: int = 0
-    """How many consecutive looks found this hang, with all ranks at the same places, and the culprit busy in none or in all."""
+    """The consecutive looks that found this hang: all ranks at the same places, the culprit busy in none or in all."""
     hang: bool = False  # whether the job hangs
     culprit: int = 0  # the rank that ``--hang_timeout`` ends; -1 for none
     step: int | None = None  # the newest step that any rank is known to have reached

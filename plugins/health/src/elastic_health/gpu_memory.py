@@ -231,6 +231,8 @@ def describe_holder(holder: Holder, proc: Path = Path("/proc")) -> str:
 def ask_smi(command: Sequence[str], limit: float) -> subprocess.CompletedProcess[str]:
     """Run a command for ``limit`` seconds at most, and return what it wrote.
 
+    ``subprocess.run(timeout=...)`` would wait for the end of the process that it kills, which in state D never comes.
+
     Raises:
         subprocess.TimeoutExpired: It has not ended in time; it was killed, and may still be there.
         OSError: It cannot be run.

@@ -17,7 +17,8 @@ EARLIER_SECONDS = 5.0  # by how much a deadline has to be earlier than the one b
 class Watch:
     """Watches one source, on a thread of its own.
 
-    ``named`` says that the user has named the cloud, and so has to know if its service has never answered.
+    Two requests begin ``interval`` seconds apart, or more if the source waits by itself. ``named`` says that the user
+    has named the cloud, and so has to know if its service has never answered.
     """
 
     def __init__(

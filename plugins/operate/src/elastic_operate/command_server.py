@@ -33,7 +33,10 @@ REQUEST_MAX_BYTES = 1 << 20
 
 
 class CommandServer:
-    """Keeps the file of an agent, and serves commands, until it is closed."""
+    """Keeps the file of an agent, and serves commands, until it is closed.
+
+    Any thread may call ``describe``. ``connect`` is None for a job without a store that others can reach.
+    """
 
     def __init__(
         self,

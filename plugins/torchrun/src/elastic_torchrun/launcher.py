@@ -26,6 +26,7 @@ from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
 
 if TYPE_CHECKING:
     from elastic_core.config import RunConfig
+    from elastic_core.rendezvous import RendezvousOptions
 
 T = TypeVar("T")
 Job = Callable[[], T]
@@ -41,7 +42,7 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     Raises:
         UsageError, PluginError, click.UsageError: Elastic does not take these arguments.
     """
-    from elastic_core.plugins import Catalogue, load_backend
+    from elastic_core.plugins import Catalogue, Plugins, load_backend
 
     command = RunCommand(lambda: 0)
     command.add_help_option = False  # who asks torchrun for help gets torchrun's
@@ -49,9 +50,15 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     if flags.logs_specs is not None:
         raise UsageError(f"--logs_specs {flags.logs_specs!r} names a class of torch's, which Elastic does not use.")
     known, catalogue, named = outline(flags, os.environ), Catalogue.read(), plugins_named(flags, os.environ)
-    return configure(
-        known, flags, os.environ, lambda name: load_backend(name, catalogue, named).rendezvous_options(), warn
-    )
+    backends = dict[str, Plugins]()
+
+    def options_of(name: str) -> RendezvousOptions:
+        backends[name] = load_backend(name, catalogue, named)
+        return backends[name].rendezvous_options()
+
+    config = configure(known, flags, os.environ, options_of, warn)
+    backends[config.rdzv_backend].configure(config)  # it may refuse the run, and then it stays torch's own
+    return config
 
 
 def run(args: Namespace) -> None:

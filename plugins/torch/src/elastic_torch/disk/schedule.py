@@ -120,6 +120,8 @@ class Schedule:
 def daly_interval(cost: float, mtbf: float) -> float:
     """Daly's interval of computing between checkpoints, in seconds: his equation (37).
 
+    ``mtbf`` is the mean time between failures of the whole job, in seconds, as ``cost`` is.
+
     Raises:
         ValueError: A cost below 0, or a mean time that is not above 0.
     """

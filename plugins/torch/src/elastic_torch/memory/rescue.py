@@ -193,7 +193,7 @@ def candidates(
     """Return what can be gone on from, the best first, and what is refused, in words. Pure.
 
     Of several runs that have failed one after the other the last one counts; of one run the newest state that is
-    complete.
+    complete. Nothing that is older than ``newest`` is gone on from.
     """
     seen: dict[tuple[str, int, int, int | None], dict[int | None, dict[int, Rescued]]] = {}
     for present, offer in enumerate(offers):

@@ -243,7 +243,7 @@ def form_of(state: Mapping[str, Any]) -> str:
 
 
 def restored(form: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state of this form, with the tensors of what a checkpoint has given back.
+    """Return a state of this form, with the tensors of what a checkpoint has given back (its keys may be texts by now).
 
     Raises:
         ValueError: A tensor is not there; says where. Or this is no form.

@@ -167,7 +167,7 @@ class HandlerPlugin:
         """Note the run's durations that concern handlers.
 
         Raises:
-            UsageError: The run has sizes or spares.
+            UsageError: The run has sizes or spares, or a job token.
         """
         if config.sizes or config.spares:
             nodes = NodeRange(config.min_nodes, config.max_nodes, config.sizes)
@@ -177,6 +177,7 @@ class HandlerPlugin:
                 "round, and takes only a minimum and a maximum.",
                 hint=f"Write --nnodes={nodes.least}:{nodes.most} without --spares, or use a backend of Elastic's.",
             )
+        _refuse_token(config.job_token, config.rdzv_backend)
         self._monitor_interval, self._exit_barrier = config.monitor_interval, config.exit_barrier
 
     @hookimpl
@@ -190,12 +191,7 @@ class HandlerPlugin:
         from elastic_torchrun.foreign.backend import HandlerBackend
         from elastic_torchrun.foreign.node import Settings
 
-        if params.token is not None:
-            raise UsageError(
-                f"The {params.backend} backend is a rendezvous handler of others, where a job token protects nothing.",
-                hint="Unset ELASTIC_JOB_TOKEN and leave out token_file, or take a backend of Elastic's, such as c10d, "
-                "redis, etcd or file.",
-            )
+        _refuse_token(params.token, params.backend)
         settings = Settings(
             backend=params.backend, monitor_interval=self._monitor_interval, exit_barrier=self._exit_barrier
         )
@@ -257,6 +253,15 @@ def torch_handler(name: str) -> Factory:
         return registry.get_rendezvous_handler(theirs)
 
     return make
+
+
+def _refuse_token(token: object | None, backend: str) -> None:
+    if token is not None:
+        raise UsageError(
+            f"The {backend} backend is a rendezvous handler of others, where a job token protects nothing.",
+            hint="Unset ELASTIC_JOB_TOKEN and leave out token_file, or take a backend of Elastic's, such as c10d, "
+            "redis, etcd or file.",
+        )
 
 
 def _home(factory: Factory) -> str:
