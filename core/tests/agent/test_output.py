@@ -242,8 +242,11 @@ def test_an_output_that_is_closed_before_it_has_heard_of_a_worker_ends_in_order(
     output, ring, rings = stage.start(redirects=OUT), os.eventfd_write, list[int]()
 
     def late(bell: int, count: int) -> None:
-        rings.extend([bell] if bell == output._thread._bell else [])
-        if len(rings) == 2 and bell == rings[0]:
+        if bell != output._thread._bell:
+            ring(bell, count)
+            return
+        rings.append(bell)
+        if len(rings) == 2:
             ring(bell, count)
             output._thread._thread.join(PATIENCE)
             assert os.readlink(f"/proc/self/fd/{bell}").startswith("anon_inode:"), "it is still its own"

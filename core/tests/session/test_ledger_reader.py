@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from views import live, start
+from views import info, live, start
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.codec import encode_entry
+from elastic_core.protocol.codec import encode_entry, encode_row
+from elastic_core.protocol.roster import NodeRow
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.session.ledger_reader import news
+from elastic_core.session.ledger_reader import living_hosts, news
+from elastic_core.session.runtime import Runtime
 
 
 class Told(LocalBackend):
@@ -39,3 +41,15 @@ def test_an_entry_that_the_store_has_wrong_is_refused() -> None:
     assert store.append(first.head.link, second.head.link, b"garbage")
     with pytest.raises(RendezvousStateError, match="is not JSON"):
         news(store, first, head=2)
+
+
+def test_a_copy_of_a_row_under_another_key_does_not_make_its_node_live() -> None:
+    """Its heartbeat differs from that of the row itself, as if it had moved."""
+    ledger, clock = live("ab"), iter(range(1000))
+    store = LocalBackend(MemoryStore())
+    row = encode_row(NodeRow(info=info("a"), run=ledger.head.run))
+    store.enter("a", row)
+    store.enter("planted", row)
+    store.heartbeat("planted", 7)
+    runtime = Runtime(now=lambda: float(next(clock)), sleep=lambda _: None)
+    assert living_hosts(store, ledger, info("c"), runtime) == []

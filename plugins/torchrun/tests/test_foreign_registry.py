@@ -142,9 +142,12 @@ def test_a_factory_is_given_what_it_requires(factory: registry.Factory, kind: ty
 
 
 def test_a_job_token_is_refused() -> None:
-    backend = registry.HandlerPlugin("mine", Bare)
+    backend, token = registry.HandlerPlugin("mine", Bare), JobToken(bytes(range(40)), "test")
+    config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), rdzv_backend="mine", job_token=token)
     with pytest.raises(UsageError, match="a job token protects nothing"):
-        backend.elastic_make_rendezvous(parameters(token=JobToken(bytes(range(40)), "test")))
+        backend.elastic_configure(config)
+    with pytest.raises(UsageError, match="a job token protects nothing"):
+        backend.elastic_make_rendezvous(parameters(token=token))
 
 
 @pytest.mark.parametrize(

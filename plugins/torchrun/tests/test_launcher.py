@@ -51,6 +51,10 @@ def test_a_command_line_that_elastic_takes_is_a_run() -> None:
         ("--help", "No such option '--help'"),
         ("--rdzv_conf=unknown=1 -m json.tool", "unknown"),
         ("--rdzv_backend=nowhere -m json.tool", "There is no rendezvous backend 'nowhere'. Installed: "),
+        (
+            "--rdzv_backend=torch-c10d --spares=1 -m json.tool",
+            "--spares=1: the torch-c10d backend is a",
+        ),
         ("--nnodes=4:2 -m json.tool", "--nnodes '4:2' has a minimum, 4, greater than its maximum, 2."),
     ],
 )
