@@ -140,7 +140,7 @@ class StoreWait:
     def connect(self, make: Callable[[], T]) -> T:
         """Return the first connection that ``make`` returns, which is called again while the store is not up.
 
-        It raises the last error after :attr:`seconds`, and at once one that waiting would not mend.
+        Raise the last error after :attr:`seconds`, and at once one that waiting would not mend.
         """
         return self._insist(lambda _: make(), lambda exc: exc.lasting)
 

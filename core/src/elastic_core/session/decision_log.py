@@ -88,7 +88,7 @@ def describe_error(exc: Exception) -> str:
 def write(logs: Iterable[DecisionLog], node_id: str, directory: Path | None) -> Path:
     """Write the calls of all logs into a new file for this user alone, in order of time, and return its path.
 
-    Without a ``directory`` it is made where temporary files are. It raises OSError if the file cannot be written.
+    Without a ``directory`` it is made where temporary files are. Raise OSError if the file cannot be written.
     """
     calls = sorted((call for log in logs for call in log.calls), key=lambda call: call.at)
     fd, name = tempfile.mkstemp(prefix=f"elastic_decisions_{node_id}_", suffix=".jsonl", dir=directory)

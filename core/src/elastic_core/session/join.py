@@ -158,7 +158,7 @@ class Joining:
     def read(self) -> Ledger | None:
         """Return the ledger as it stands; None for an empty store.
 
-        It raises HistoryChangedError if entries are lost that no member has put back within ``lost_after``.
+        Raise HistoryChangedError if entries are lost that no member has put back within ``lost_after``.
         """
         deadline = self.runtime.now() + self.applicant.settings.timing.lost_after
         while True:
@@ -247,7 +247,7 @@ class Joining:
     def admit(self, ledger: Ledger) -> Admission | Closed:
         """Return what this node does with the run; finds out which nodes are alive, as far as that matters.
 
-        It raises RendezvousRefusedError if the run does not take this node, and nodes of it are alive.
+        Raise RendezvousRefusedError if the run does not take this node, and nodes of it are alive.
         """
         applicant, uid = self.applicant, self.applicant.scheduler_uid
         if ledger.closed is not None and not admission.is_same_program(

@@ -75,7 +75,7 @@ def _decode(index: int, data: bytes, codec: Codec) -> Entry:
 def news(store: RendezvousBackend, ledger: Ledger, head: int | None = None, codec: Codec = CODEC) -> tuple[Entry, ...]:
     """Return the entries after ``ledger.head``, in order: up to ``head``, or to where there is none (one read more).
 
-    It raises HistoryChangedError for tombstones: all other nodes have read beyond them.
+    Raise HistoryChangedError for tombstones: all other nodes have read beyond them.
     """
     found: list[Entry] = []
     index = ledger.head.index + 1

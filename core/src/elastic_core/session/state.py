@@ -118,7 +118,7 @@ class SessionState:
     def append_leader(self, store: RendezvousBackend, ledger: Ledger, leader: str, why: str) -> bool:
         """Append a LEADER entry, and publish it; return False when another node has appended an entry first.
 
-        It raises HistoryChangedError if the store has lost the entry that this one follows.
+        Raise HistoryChangedError if the store has lost the entry that this one follows.
         """
         new_id, now = self.runtime.new_id(), self.runtime.now()
         entry = compose(ledger, Leader(why=why), entry_id=new_id, author=self.node_id, now=now, leader=leader)
