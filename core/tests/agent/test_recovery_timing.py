@@ -14,13 +14,16 @@ def test_a_phase_that_did_not_happen_has_no_field() -> None:
 def test_the_initialization_is_the_last_part() -> None:
     event = initialized(4, 2, 0.07, WHOLE, 100.125)
     assert (event.name, event.level) == ("initialized", Level.DEBUG)
-    assert event.message == "the process group of round 4 is there, 0.070 s after the start of its workers"
+    assert event.message == (
+        "the process group of round 4 is there: "
+        "detected after 0.010, decided after 0.015, stopped after 0.030, running after 0.092, initialized after 0.125 s"
+    )
     assert event.fields == {"round": 4, "workers": 2, "took_s": 0.07, **PARTS, "initialized_s": 0.125}
 
 
 def test_a_round_that_follows_no_interruption_has_an_initialization_too() -> None:
     event = initialized(1, 8, 3.25, None, 50.0)
-    assert event.message == "the process group of round 1 is there, 3.250 s after the start of its workers"
+    assert event.message == "the process group of round 1 is there: after 3.250 s"
     assert event.fields == {"round": 1, "workers": 8, "took_s": 3.25}
 
 

@@ -126,7 +126,7 @@ class Recovery:
     stopped: float | None = None  # when no process of the old round was left
     running: float | None = None  # when the programs of all workers of the next round ran
 
-    def parts(self, **ends: float) -> dict[str, Field]:
+    def parts(self, **ends: float) -> dict[str, float]:
         """Return the seconds until the end of each part, and until ``ends``."""
         instants = {**asdict(self), **ends}
         began = instants.pop("began")
@@ -178,5 +178,6 @@ def initialized(number: int, workers: int, took: float, recovery: Recovery | Non
     """
     parts = {} if recovery is None else recovery.parts(initialized=now)
     fields: dict[str, Field] = {"round": number, "workers": workers, "took_s": took, **parts}
-    message = f"the process group of round {number} is there, {took:.3f} s after the start of its workers"
+    told = ", ".join(f"{name.removesuffix('_s')} after {seconds:.3f}" for name, seconds in parts.items())
+    message = f"the process group of round {number} is there: {told or f'after {took:.3f}'} s"
     return Event("initialized", message, Level.DEBUG, fields)
