@@ -38,7 +38,7 @@ TYPED := core plugins examples simulator tests benchmarks docs
 STORES := $(patsubst %,plugins/%/tests,c10d etcd file redis) $(patsubst %,tests/test_%.py,etcd late_stores lost_history \
     outages redis_jobs replaced_master silent_stores)
 PARITY := tests/parity plugins/torchrun/tests $(patsubst %,tests/test_%.py,error_file etcd_torchrun exec foreign_handlers \
-    failure_stories hangs launchers migrating python_api surface tcp_init terminals torchrun watchdog)
+    failure_stories forms_of_waiting hangs launchers migrating python_api surface tcp_init terminals torchrun watchdog)
 STATE := plugins/torch/tests $(patsubst %,tests/test_%.py,examples fsdp_example full_disk rank_state rescue \
     sharded_state train_state)
 CLUSTERS := plugins/slurm/tests plugins/kubernetes/tests tests/test_slurm.py tests/test_kubernetes.py

@@ -10,7 +10,7 @@ import pytest
 
 FEW = 2
 """Seeds of everyday runs; ``make soak`` asks for many more."""
-PLANS = 5_000
+PLANS = 2_000
 """Plans that everyday runs play in the simulator, and how many of them are one test."""
 BLOCK = 1_000
 OUTAGE = 4.0
