@@ -98,7 +98,7 @@ def elastic_judge_failure(incident: Incident, history: History) -> Verdict | Non
     handles lost and leaving nodes). All policies are called, and the strictest verdict wins, with the longest delay of
     all. The answer is awaited for 10 s; a policy that raises, takes longer, or returns a verdict whose fields are of
     other types or out of range is reported and abstains, and one that is late is not asked again before it has
-    answered. The event ``verdict`` says what was decided, and why.
+    answered. The event ``verdict`` has the decision and its reason.
 
     A policy must not keep state: another node may judge the next incident. ``history`` comes from the ledger and is the
     only memory.

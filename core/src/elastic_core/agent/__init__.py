@@ -10,8 +10,8 @@ General layout:
 * ``workers``: the workers of one round, each a ``worker``. ``start_gate``: delays their start while plugins ask for it.
   ``worker_channels``: the agent's side of the control channels. ``fd_store``: memory files that outlive workers.
   ``worker_store``: the store that a node offers to the workers.
-* ``failure_cause``: why a worker failed, from what it recorded, or from what native code and programs that record
-  nothing have printed. ``worker`` makes the incident out of that and of what the host knows.
+* ``failure_cause``: the cause of a worker's failure, from its record, or from its output if it has no record.
+  ``worker`` makes the incident from it and from facts of the host.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` gives them their shape, and ``console``
   writes to the terminal.
 * ``shutdown``: how a node leaves, after a signal or a drain. ``rescue`` then has plugins write to disk what is only in

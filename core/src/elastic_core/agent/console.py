@@ -59,7 +59,7 @@ class DirectConsole:
 
 
 class Console(DirectConsole):
-    """One descriptor to which workers' output is written, in order, by a thread of its own.
+    """Writes workers' output to one descriptor, in order, on a thread of its own.
 
     Any thread may call it, no writer waits, and output is dropped where too much waits.
 

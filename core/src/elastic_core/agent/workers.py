@@ -189,7 +189,7 @@ class WorkerGroup:
         return bool(self._round.workers) and all(worker.is_running for worker in self.workers)
 
     def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
-        """Return what the node's row says of its workers; None if that is what it said last, but for the time.
+        """Return the part of the node's row about its workers; None if only ages have changed since the last call.
 
         Args:
             heartbeat: The number of the last heartbeat.

@@ -28,7 +28,7 @@ ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes
 class NodeState:
     """The state of a node."""
 
-    row: NodeRow  # what it says about itself; :func:`row_of` adds how far it has read
+    row: NodeRow  # its row in the roster; :func:`row_of` adds the newest ledger entry that it has read
     ledger: Ledger
     needs_offer: bool = False  # whether a new offer has yet to be made; the row's is None once any round has used it
     work: Work = Work.NONE
@@ -205,7 +205,7 @@ def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
 
 
 def _enter_round(state: NodeState, number: int, phase: Phase) -> NodeState:
-    """Return the state in a round, or in none (0), without what is known of the workers of another one."""
+    """Return the state in round ``number`` (0: in no round), without the facts about another round's workers."""
     row = NodeRow(
         info=state.row.info,
         phase=phase,

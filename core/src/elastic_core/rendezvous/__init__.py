@@ -1,6 +1,6 @@
 """The interface for authors of a rendezvous backend, with the names of torch's package of the same name.
 
-* ``backend`` is the interface of a store, ``options`` is what a backend declares that it takes, and what it is given.
+* ``backend`` is the interface of a store. ``options`` has the options that a backend declares, and its parameters.
 * ``endpoint`` reads ``HOST[:PORT]``, and ``records`` packs entries and rows for a store of keys and values.
 * ``guard`` wraps a backend's connection so that an error of the backend names it. ``seal`` signs what is written with
   the job's token, which ``job_token`` reads.

@@ -232,5 +232,5 @@ def _likely_reason(release: str, leader: str) -> str:
         )
     return (
         f"Both run elastic-core {__version__}. See that both have the same job token, and that nothing else writes to "
-        f"the store; the output of {leader} says what is wrong with it."
+        f"the store; the output of {leader} names the error in the row."
     )

@@ -53,7 +53,7 @@ class LeaderDriver:
         self.slept = 0.0
         """Seconds that the caller has waited since the last turn by choice: they are no gap in its contact."""
         self._unanswered: tuple[float, ...] = ()
-        """For the newest looks, seconds since the look before less what was slept: how long a look takes."""
+        """The seconds that each of the newest looks took: since the look before, without the sleep."""
         self._looked_at = 0.0
         self.waiting_for = ""  # the nodes that the job waits for, as far as the last look showed; '' for none
         self._tell_at: float | None = None

@@ -1,4 +1,4 @@
-"""Reads a store: of the ledger what a newcomer needs (six entries at most), then what is new, and the roster's rows.
+"""Reads a store: the entries that a newcomer needs (six at most), then new entries, and the rows of the roster.
 
 Each function raises RendezvousConnectionError where the store cannot be reached, and RendezvousStateError where the
 store holds something invalid.
