@@ -31,12 +31,10 @@ from elastic_core.round_questions import RoundQuestions
 from elastic_core.session.join import FormerNode
 from elastic_core.threads import keep_spare_thread
 from elastic_core.warden.client import CLOSING, Warden
-from elastic_core.warden.linux import catches, run_nanoseconds
+from elastic_core.warden.linux import run_nanoseconds
 from elastic_core.warden.messages import WardenEvent
 
 HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
-NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
-"""Signals by which a scheduler says that it takes the node away. Workers get SIGTERM, on which scripts save."""
 WARDEN_SILENCE_SECONDS, WARDEN_LOOKS = 10.0, 4  # for which a warden may not run, at this many heartbeats at least
 
 
@@ -112,17 +110,14 @@ class Resources:
     def stop_workers(self, stop: Stop, received: int | None, failure: Incident | None) -> WorkerFailed | None:
         """Stop the workers of a round; return the one that exited early, if that explains the round's ``failure``.
 
-        ``received`` is the signal for which this node leaves. The workers get it too, unless it is a notice to the
-        agent for which no worker has a handler.
+        ``received`` is the signal for which this node leaves. The workers get it too, as of :meth:`Warden.stop`.
         """
         config, group = self.node.config, self.group
         if not stop.planned:
             early = group.early_exit(failure)
             group.stop(config.failure_grace, broken=True, failure=failure)
             return early
-        pids = [worker.pid for worker in group.workers if worker.is_running and worker.pid is not None]
-        known = received is not None and (received not in NOTICES or any(catches(pid, received) for pid in pids))
-        group.stop(config.shutdown_timeout, signum=received if known and received is not None else signal.SIGTERM)
+        group.stop(config.shutdown_timeout, signum=signal.SIGTERM if received is None else received)
         return None
 
     def finish_helpers(self) -> None:

@@ -26,6 +26,7 @@ from elastic_core.warden.linux import (
     REQUESTS_TO_END,
     Process,
     become_subreaper,
+    catches,
     children,
     descendants,
     ignore_requests_to_end,
@@ -38,7 +39,7 @@ from elastic_core.warden.linux import (
 )
 from elastic_core.warden.spawn import Child, Kind, start
 from elastic_core.warden.starter import FORK_MAX_SECONDS, FORK_MAX_SECONDS_WHILE_STOPPING, StarterClient
-from elastic_core.warden.stop import StopInProgress
+from elastic_core.warden.stop import NOTICES, StopInProgress
 
 POLL_MAX_SECONDS = 86400.0  # the kernel limits the timeout of one ``poll``
 STOPPING_REASON = "the workers of this node are being stopped"
@@ -79,8 +80,7 @@ class WardenProcess:
                 self._start_warm(child)
             if (successor := self._starter.fork_successor()) is not None:
                 self._starting.append(successor)
-            for child in self._starting[:]:
-                self._read_start(child)
+            self._read_starts()
             self._run_deadlines()
         if self._directories:  # a killed agent could not remove them
             import shutil  # five times the size of all other modules of the warden
@@ -117,8 +117,9 @@ class WardenProcess:
                 else:
                     (self._start_warm if message["warm"] else self._start_fresh)(child)
             case "stop":
+                self._read_starts()  # a worker that has just started may have a handler
                 self._reap()  # a worker that has ended before is not among those that get a signal
-                stop = self._stop(message["signum"], message["grace"], ending=message["ending"])
+                stop = self._stop(self._handled(message["signum"]), message["grace"], ending=message["ending"])
                 stop.serial, stop.patient = message["serial"], message["patient"]
             case "fence":
                 seconds = message["seconds"]
@@ -198,6 +199,10 @@ class WardenProcess:
             self._send_event("service_ended", tag=child.tag, returncode=None, error=error)
         else:
             self._send_event("spawn_failed", tag=child.tag, error=error)
+
+    def _read_starts(self) -> None:
+        for child in self._starting[:]:
+            self._read_start(child)
 
     def _read_start(self, child: Child) -> None:
         """Read how the start of a child has gone so far."""
@@ -303,8 +308,7 @@ class WardenProcess:
             self._childless = False
             if pid == 0:
                 return
-            for child in self._starting[:]:  # a forked worker may have died before its pid was read
-                self._read_start(child)
+            self._read_starts()  # a forked worker may have died before its pid was read
             if pid in self._children:
                 self._ended.add(pid)
                 self._report_end(self._children.pop(pid), os.waitstatus_to_exitcode(status))
@@ -357,6 +361,11 @@ class WardenProcess:
         self._stopping.deadline = min(self._stopping.deadline, now + grace)
         self._stopping.fenced = self._stopping.fenced or fenced
         return self._stopping
+
+    def _handled(self, signum: int) -> int:
+        """Return the signal, or SIGTERM for a notice of a scheduler for which no worker has a handler."""
+        known = signum not in NOTICES or any(catches(pid, signum) for pid in self._workers())
+        return signum if known else signal.SIGTERM
 
     def _signal_workers(self, workers: list[int], signum: int) -> None:
         for pid in workers:

@@ -8,6 +8,8 @@ import signal
 from elastic_core.warden.linux import Process
 
 STUCK_AFTER_SECONDS = 15.0  # seconds after SIGKILL after which a process that still exists is reported (rule L3)
+NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
+"""Signals by which a scheduler says that it takes the node away. Workers without a handler get SIGTERM instead."""
 TERM_SHARE = 0.2
 TERM_MAX_SECONDS = 5.0
 """SIGTERM follows another signal in the last part of the grace: this share of it, and at most so many seconds."""
