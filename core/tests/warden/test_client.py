@@ -264,6 +264,21 @@ def test_a_stop_sends_the_signal_that_it_was_given(listener: Programs) -> None:
     assert listener.all_of(Signalled)[0].signum == signal.SIGINT
 
 
+@pytest.mark.parametrize(("trap", "sent"), [("trap 'exit 3' USR1; ", signal.SIGUSR1), ("", signal.SIGTERM)])
+def test_a_notice_reaches_a_worker_that_handles_it_before_its_start_is_told(
+    listener: Programs, trap: str, sent: int
+) -> None:
+    """The others get SIGTERM: the default action of SIGUSR1 would end them unsaved."""
+    reading, writing = os.pipe()
+    listener.spawn("sh", "-c", trap + "echo; while :; do sleep 0.01; done", stdout=writing)
+    os.close(writing)
+    with open(reading) as file:
+        file.readline()
+        listener.warden.stop(grace=HUNDRED_YEARS, signum=signal.SIGUSR1)
+        listener.wait(StopCompleted)
+    assert [event.signum for event in listener.all_of(Signalled)] == [sent]
+
+
 def test_sigterm_follows_another_signal_before_the_grace_is_over(listener: Programs) -> None:
     listener.started("sh", "-c", "trap '' INT TERM; echo $$; while :; do sleep 1000; done")
     listener.warden.stop(grace=0.05, signum=signal.SIGINT)

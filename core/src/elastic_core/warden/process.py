@@ -407,8 +407,7 @@ class WardenProcess:
         while not searched:
             known = self._workers()
             found = descendants(os.getpid(), without=self._services())
-            for child in self._starting[:]:  # the pid of a service forked just now is still in its pipe
-                self._read_start(child)
+            self._read_starts()  # the pid of a service forked just now is still in its pipe
             searched = known == self._workers()  # else a worker was forked after the search, and nothing tells of it
         found = [one for one in found if one[0] not in self._services()]
         if numbers:
