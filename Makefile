@@ -4,10 +4,13 @@
 #   make setup   .venv, with every distribution editable and the tools for development
 #   make demo    two nodes train for real, are hurt, recover and finish
 #   make check   lint, types, unit tests and 1,000 plans of the simulator: two minutes, after each small change
-#   make test    core and whole jobs: ten minutes; `make test ARGS="-k leader -x"` passes arguments to pytest
+#   make test    core, the plugins and jobs of one host: twelve minutes; `make test ARGS="-k leader -x"` passes arguments to pytest
+#   make test-nodes   jobs of several nodes: who joins, leaves, is drained or lost, and what remains
 #   make test-stores  the backends, and jobs whose store is slow, silent, restarted, replaced or has forgotten
-#   make test-parity  torchrun and Elastic side by side: command lines, callers, handlers, terminals, launchers, and the stories of failures
+#   make test-parity  torchrun and Elastic side by side: command lines, callers, handlers, terminals, launchers
+#   make test-failures  the cause that is told for each kind of failure, and what a hang is taken for
 #   make test-state   what elastic-torch keeps over failures: samplers, training state, checkpoints
+#   make test-pages   what README, the tutorial, the guide, the demo and the benchmarks show
 #   make test-clusters  jobs on a real Slurm of four nodes, and pods as processes, on this machine (root, slurmctld, slurmd, slurm-client, munge)
 #   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute,
 #                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like); then `make mutants`
@@ -23,7 +26,8 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-.PHONY: help setup demo check test test-stores test-parity test-state test-clusters soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-policies bench-spares bench-frameworks clean
+LANES := stores nodes parity failures state pages clusters
+.PHONY: help setup demo check test $(LANES:%=test-%) soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-policies bench-spares bench-frameworks clean
 .NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
@@ -35,13 +39,19 @@ DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproje
 DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch warmstart)
 # The folders that mypy reads.
 TYPED := core plugins examples simulator tests benchmarks docs
-STORES := $(patsubst %,plugins/%/tests,c10d etcd file redis) $(patsubst %,tests/test_%.py,etcd late_stores lost_history \
-    outages redis_jobs replaced_master silent_stores)
-PARITY := tests/parity plugins/torchrun/tests $(patsubst %,tests/test_%.py,error_file etcd_torchrun exec foreign_handlers \
-    failure_stories forms_of_waiting hangs launchers migrating python_api surface tcp_init terminals torchrun watchdog)
-STATE := plugins/torch/tests $(patsubst %,tests/test_%.py,examples fsdp_example full_disk rank_state rescue \
-    sharded_state train_state)
-CLUSTERS := plugins/slurm/tests plugins/kubernetes/tests tests/test_slurm.py tests/test_kubernetes.py
+# The tests of each lane, the longest first.
+jobs = $(patsubst %,tests/test_%.py,$(1))
+stores := $(patsubst %,plugins/%/tests,c10d etcd file redis) \
+    $(call jobs,etcd late_stores lost_history outages redis_jobs replaced_master silent_stores)
+nodes := $(call jobs,nodes host_jobs hosts graceful health slots latecomers chaos kills resizes listeners)
+parity := tests/parity plugins/torchrun/tests \
+    $(call jobs,error_file etcd_torchrun exec foreign_handlers launchers migrating python_api surface tcp_init terminals torchrun)
+failures := $(call jobs,forms_of_waiting hangs failure_stories absent_ranks causes more_failure_stories \
+    acme_failures first_cause watchdog)
+state := plugins/torch/tests \
+    $(call jobs,examples fsdp_example full_disk prepared_loaders rank_state rescue sharded_state torn_checkpoints train_state)
+pages := $(call jobs,demo plugin_docs bench readme guide) tests/simulator/test_mutation.py $(call jobs,tutorial)
+clusters := plugins/slurm/tests plugins/kubernetes/tests $(call jobs,kubernetes slurm)
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder
 # The longest test first.
 QUICK := tests/simulator/test_simulator.py core/tests plugins/testing/tests tests/test_layers.py tests/test_docs.py
@@ -103,19 +113,10 @@ check: setup
 	wait $$types || tests=$$?; cat $(VENV)/mypy.txt; exit $${tests:-0}
 
 test: setup
-	$(PYTEST) $(addprefix --ignore=,$(STORES) $(PARITY) $(STATE) $(CLUSTERS)) $(ARGS)
+	$(PYTEST) $(addprefix --ignore=,$(foreach lane,$(LANES),$($(lane)))) $(ARGS)
 
-test-stores: setup
-	$(PYTEST) $(STORES) $(ARGS)
-
-test-parity: setup
-	$(PYTEST) $(PARITY) $(ARGS)
-
-test-state: setup
-	$(PYTEST) $(STATE) $(ARGS)
-
-test-clusters: setup
-	$(PYTEST) $(CLUSTERS) $(ARGS)
+$(LANES:%=test-%): test-%: setup
+	$(PYTEST) $($*) $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest --seeds=$(SEEDS) --plans=$(PLANS) --outage=$(OUTAGE) -m soak --timeout=3600 $(ARGS)
