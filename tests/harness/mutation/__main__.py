@@ -24,6 +24,7 @@ MODULES = (
     "leader",
     "failure_detector",
     "leader_view",
+    "suspicion",
     "roster",
     "protocol.repair",
     "protocol.node",

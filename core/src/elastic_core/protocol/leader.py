@@ -7,6 +7,7 @@ closed. A comment cites the rule of ``docs/internals/protocol.md`` that the code
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from elastic_core.config.parse import OnNodeLoss
@@ -22,11 +23,17 @@ from elastic_core.protocol.reachability import describe_unreachable, find_unreac
 from elastic_core.protocol.resize import next_resize
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.row_delay import max_row_delay
+from elastic_core.protocol.suspicion import Suspicion, is_silent_old_leader
 
 RESIZE_PAUSE_SECONDS = 10.0  # the time between two planned resizes is at least this long (rule L4)
 RESIZE_PAUSE_FACTOR = 10.0
 """The time between two planned resizes is at least this many times the cost of the last one (rule L4)."""
 SETTLING_SECONDS = 4.0  # how long an OPEN on a store that can forget waits before its first ROUND (rule S3)
+CAUSE_PATIENCE_SECONDS = 0.1
+"""How long the leader waits for more reports if each reported failure follows from another, and members are missing."""
+PEER_PATIENCE_SECONDS = 0.5
+"""How long it waits if all members report failures that follow from the loss of a peer: the rank that closed its
+connections may be about to end. Workers go on meanwhile."""
 OVER_DELAY_SECONDS = 1.0  # how old the newest entry is when a waiting leader writes an OVER (rule S4)
 
 
@@ -104,7 +111,8 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     # A worker failed. If every report so far says that a peer is gone, the report of the cause may still be on its way:
     # give it a moment, because the policies judge the cause.
     if incidents := view.incidents(current):
-        if (asked := view.judgement_of(current.number)) is None and view.now < (until := view.cause_known_at(current)):
+        asked, until = view.judgement_of(current.number), _cause_known_at(view, current, incidents)
+        if asked is None and view.now < until:
             return LookAgain(until)
         return _decide_failure(view, current, (asked and asked.incident) or incidents[0])
     # A member is lost, leaves, or stopped by itself. A member that has finished is not needed any more.
@@ -112,7 +120,8 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         if node_id not in finished and (halt := _departure_halt(view, current, node_id)) is not None:
             return halt
     # A member sends heartbeats and has not shown in time that it read the ROUND: its workers may never start (L2).
-    late, suspect_at = view.suspectable_members(current, ledger.head.anchors.latest), view.silence_suspected_at
+    suspicion = Suspicion(view, current)
+    late, suspect_at = suspicion.suspectable_members(ledger.head.anchors.latest), suspicion.silence_suspected_at
     if late and view.now >= suspect_at:
         why = f"round {current.number} did not begin in time on {view.describe_nodes(late)}"
         return leader_entries.halt_round(current, HaltReason.UNSEEN, why)
@@ -130,7 +139,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
             why = f"{who} joins the {len(ids)} node(s) of the round"
             return graceful_stop.stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
-    elif len(current.members) < view.agreement.max_nodes and (admitted_at := view.next_admission_at()) is not None:
+    elif len(current.members) < view.agreement.max_nodes and (admitted_at := next_admission_at(view)) is not None:
         looks.append(admitted_at)  # L12: a node waits whose host is excluded until then
     # A monitor or a command asks all members something, or their answers are to be summed up (L14).
     asks = questions.ask_or_report(view, current, finished)
@@ -138,6 +147,28 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         return asks
     looks += [] if asks is None else [asks]
     return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)), put_off=put_off)
+
+
+def _cause_known_at(view: LeaderView, current: Round, incidents: list[Incident]) -> float:
+    """Return until when a round with incidents waits for the report of the root cause; -inf if it is there.
+
+    The peers of a killed worker may report their own failure before the killed worker's node does, but the policies
+    must judge the cause.
+    """
+    all_report = len(incidents) == len(current.members)
+    if distance_to_cause(incidents[0]) == 0 or (all_report and not incidents[0].follows_peer):
+        return -math.inf
+    reports = [(node.row.incident, node.reported_at) for node in view.node_views(current)]
+    reported_at = min(at for incident, at in reports if incident is not None and incident.round == current.number)
+    return reported_at + (PEER_PATIENCE_SECONDS if all_report else CAUSE_PATIENCE_SECONDS)
+
+
+def next_admission_at(view: LeaderView) -> float | None:
+    """Return when the next waiting node's host is admitted again (rule L12); None if none waits for that."""
+    waiting = {node.row.info.host_id for node in view.waiting_nodes()}
+    excluded = view.ledger.counters.excluded_at(view.age)
+    ends = [until for host, until in excluded.items() if until is not None and host in waiting]
+    return view.now + min(ends) - view.age if ends else None
 
 
 def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decision:
@@ -170,7 +201,7 @@ def _can_restart_all(view: LeaderView, current: Round) -> bool:
     A member that has not read this round yet may still read the next one; if it does not, it is suspected then (L2).
     """
     ids = current.group_ranks
-    if any(view.is_leaving(node_id) or view.is_silent_old_leader(node_id) for node_id in ids):
+    if any(view.is_leaving(node_id) or is_silent_old_leader(view, node_id) for node_id in ids):
         return False
     if any(graceful_stop.has_stepped_down(current, view.get(node_id)) for node_id in ids):
         return False
@@ -247,15 +278,16 @@ class _HaltedMembers:
         return [i for i in (*self.lost, *self.suspected, *out) if not view.has_finished(old, i)]
 
 
-def _sort_members(view: LeaderView, old: Round) -> _HaltedMembers:
+def _sort_members(suspicion: Suspicion) -> _HaltedMembers:
+    view, old = suspicion.view, suspicion.round
     ids, agreement, halt = old.group_ranks, view.agreement, view.ledger.head.anchors.halt
     leaving = [node_id for node_id in ids if view.is_leaving(node_id)]
     lost = [node_id for node_id in ids if not view.is_leaving(node_id) and view.is_lost(node_id)]
     gone = {*leaving, *lost}
     fit = [node_id for node_id in ids if node_id not in gone]
-    unseen, late = set(view.members_behind(old, halt)), set(view.suspectable_members(old, halt))
+    unseen, late = set(view.members_behind(old, halt)), set(suspicion.suspectable_members(halt))
     joining = view.waiting_nodes()
-    suspected = [node_id for node_id in fit if node_id in late and view.now >= view.member_suspected_at(node_id)]
+    suspected = [node_id for node_id in fit if node_id in late and view.now >= suspicion.member_suspected_at(node_id)]
     # L2: suspicion alone never takes a job below its minimum, nor ends it. The heartbeat limit does.
     enough = len(fit) - len(suspected) + len(joining) >= agreement.min_nodes
     if not enough or agreement.on_node_loss is OnNodeLoss.FAIL:
@@ -272,12 +304,13 @@ def _sort_members(view: LeaderView, old: Round) -> _HaltedMembers:
 
 
 def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
-    ledger, members = view.ledger, _sort_members(view, old)
+    ledger, suspicion = view.ledger, Suspicion(view, old)
+    members = _sort_members(suspicion)
     # Every member had finished before it read the HALT: the job is done.
     if all(view.has_finished(old, member.node_id) for member in old.members):
         return leader_entries.close_as_succeeded(old)
     # After a failure the members probe each other; their answers may show that one cannot be reached (L5).
-    suspected_at = [view.member_suspected_at(i) for i in members.busy]
+    suspected_at = [suspicion.member_suspected_at(i) for i in members.busy]
     if (until := probes_awaited_until(view, old, halt, members.fit)) is not None:
         return LookAgain(view.next_look_at(until, *suspected_at, nodes=view.node_views(old)))
     if (ending := _close_after_halt(view, old, halt, members)) is not None:
@@ -343,7 +376,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
         return None
     if (blamed := find_unreachable(view, old)) is not None:
         reason += f"; {describe_unreachable(view, old, blamed)}"
-    if (alike := view.count_alike(old, halt.incident, first)) > 1:
+    if (alike := _count_alike(view, old, halt.incident, first)) > 1:
         reason += f"; {alike} of {old.world_size} ranks failed alike"
     early = first.kind is IncidentKind.EXITED_EARLY
     # A node that had finished explains a lost connection: the program ends its ranks at different steps anywhere.
@@ -352,6 +385,15 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
         reason += f"; all workers of {view.describe_nodes(finished)} had exited with code 0 before the other ranks"
         early = True
     return leader_entries.close_as_failed(reason, first, requeue=requeue and not early)
+
+
+def _count_alike(view: LeaderView, old: Round, blamed: Incident, first: Incident) -> int:
+    """Return how many ranks failed as the root cause did, ``first``, as far as the members have counted them.
+
+    A member that reports no failure has counted those that failed as the HALT's ``blamed`` one.
+    """
+    reports = [(node.row.incident or blamed, node.row.alike) for node in view.node_views(old)]
+    return sum(n for known, n in reports if (known.round, known.message) == (first.round, first.message))
 
 
 def _wait_for_delay(

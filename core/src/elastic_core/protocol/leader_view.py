@@ -9,8 +9,8 @@ from functools import cached_property
 from itertools import groupby
 
 from elastic_core.config.run import Timing
-from elastic_core.incidents import Incident, Verdict, by_cause, distance_to_cause
-from elastic_core.protocol.entries import HaltReason, Resume, Round
+from elastic_core.incidents import Incident, Verdict, by_cause
+from elastic_core.protocol.entries import Resume, Round
 from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, is_proved_gone, silence_deadline
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import list_names
@@ -21,15 +21,6 @@ SUSPICION_SECONDS = 1.0
 """A node that has not shown that it read an entry is suspected after at least this long (rule L2)."""
 SUSPICION_FACTOR = 3.0
 """A node is suspected after at least this many times the longest delay that the job has seen (rule L2)."""
-CAUSE_PATIENCE_SECONDS = 0.1
-"""How long the leader waits for more reports if each reported failure follows from another, and members are missing."""
-PEER_PATIENCE_SECONDS = 0.5
-"""How long it waits if all members report failures that follow from the loss of a peer: the rank that closed its
-connections may be about to end. Workers go on meanwhile."""
-REPLACED_SECONDS = 0.25
-"""The same limit after a failure that only follows from the loss of a peer, where enough nodes wait to replace those
-that have not shown it: one that is only slow becomes a node that waits."""
-LAST_CHANCE_SECONDS = 0.1  # how long a node that has already been suspected once gets to show that it is alive
 
 
 def patience(ledger: Ledger) -> float:
@@ -99,11 +90,6 @@ class LeaderView:
         """Seconds since the run was opened, as the ledger adds them up."""
         return self.ledger.age(self.now)
 
-    @cached_property
-    def hosts(self) -> frozenset[str]:
-        """The ids of the hosts that have a row."""
-        return frozenset(node.row.info.host_id for node in self.watch.nodes.values() if node.listed)
-
     # One node --------------------------------------------------------------------------------------------------------
 
     def get(self, node_id: str) -> NodeView | None:
@@ -128,70 +114,6 @@ class LeaderView:
         node = self.get(node_id)
         return node is not None and node.row.phase is Phase.FINISHED and node.row.round == current.number
 
-    def is_silent_old_leader(self, node_id: str) -> bool:
-        """Whether a node is the old leader, was deposed because it did not answer an incident, and is still silent.
-
-        A row from an older epoch does not tell: then the answer is False.
-        """
-        old, node, leader = self.watch.deposed, self.get(node_id), self.ledger.head.anchors.leader
-        if old is None or not old.unanswered or old.node_id != node_id:
-            return False
-        return node is None or (node.row.epoch == self.ledger.head.epoch and node.row.head < leader)
-
-    def member_suspected_at(self, node_id: str) -> float:
-        """When a member that has not shown that it read the HALT is suspected (rule L2).
-
-        A member that has been suspected before has only LAST_CHANCE_SECONDS, within which a living agent answers: the
-        old leader that was deposed for its silence, and a member that was silent about the ROUND that was halted
-        because of that. A member that has not yet read of a RESUME is not known to be silent.
-        """
-        ledger, at = self.ledger, self.ledger.head.anchors
-        node = self.get(node_id)
-        deposed = at.halt == at.leader + 1 and self.is_silent_old_leader(node_id)
-        unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
-        silent = node is not None and node.row.epoch == ledger.head.epoch and node.row.head < at.latest
-        if deposed or (unseen and silent):
-            last = ledger.halt_at + max(LAST_CHANCE_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
-            return max(last, self._back_at)
-        if self._can_replace_silent_members:
-            worst = SUSPICION_FACTOR * ledger.counters.worst_seen
-            return max(self.answered_at + max(REPLACED_SECONDS, worst), self._back_at)
-        return self.silence_suspected_at
-
-    @cached_property
-    def _can_replace_silent_members(self) -> bool:
-        """Whether a peer was lost, as far as reports tell, and a node waits for each member that is silent since."""
-        old, halt = self.ledger.round, self.ledger.halt
-        if old is None or halt is None or halt.incident is None or isinstance(self.ledger.head.body, Resume):
-            return False
-        silent = self.members_behind(old, self.ledger.head.anchors.halt)
-        follows = self.first_cause(old, halt.incident).follows_peer
-        return follows and 0 < len(silent) <= len(self.waiting_nodes())
-
-    @property
-    def silence_suspected_at(self) -> float:
-        """When members that have not shown that they read the newest ROUND or HALT are suspected (rule L2)."""
-        return max(self.answered_at + head_patience(self.ledger), self._back_at)
-
-    @property
-    def _back_at(self) -> float:
-        """When every living node is back after the leader was cut off from the store, as others may have been (L1)."""
-        return self.watch.gap_at + self.timing.lost_after
-
-    @cached_property
-    def answered_at(self) -> float:
-        """When a member last showed that it read the newest ROUND or HALT; before the first answer, that entry's time.
-
-        While answers keep coming in, the store or the network is slow with many nodes, and no node counts as silent.
-        """
-        ledger = self.ledger
-        if ledger.round is None:
-            return ledger.opened_at
-        at, index = ledger.halt_at, ledger.head.anchors.halt
-        if ledger.halt is None:
-            at, index = ledger.round_at, ledger.head.anchors.latest
-        return max([at, *(node.seen_at for node in self.node_views(ledger.round) if node.row.head >= index)])
-
     # Several nodes ---------------------------------------------------------------------------------------------------
 
     def node_views(self, current: Round) -> list[NodeView]:
@@ -207,36 +129,9 @@ class LeaderView:
         """Return the failure that a HALT blames, or the report of a member that is closer to the root cause."""
         return min((*self.incidents(old), blamed), key=by_cause)
 
-    def count_alike(self, old: Round, blamed: Incident, first: Incident) -> int:
-        """Return how many ranks failed as the root cause did, ``first``, as far as the members have counted them.
-
-        A member that reports no failure has counted those that failed as the HALT's ``blamed`` one.
-        """
-        reports = [(node.row.incident or blamed, node.row.alike) for node in self.node_views(old)]
-        return sum(n for known, n in reports if (known.round, known.message) == (first.round, first.message))
-
-    def cause_known_at(self, current: Round) -> float:
-        """Until when a round with incidents waits for the report of the root cause; -inf if it is there.
-
-        The peers of a killed worker may report their own failure before the killed worker's node does, but the policies
-        must judge the cause.
-        """
-        incidents = self.incidents(current)
-        all_report = len(incidents) == len(current.members)
-        if distance_to_cause(incidents[0]) == 0 or (all_report and not incidents[0].follows_peer):
-            return -math.inf
-        reports = [(node.row.incident, node.reported_at) for node in self.node_views(current)]
-        reported_at = min(at for incident, at in reports if incident is not None and incident.round == current.number)
-        return reported_at + (PEER_PATIENCE_SECONDS if all_report else CAUSE_PATIENCE_SECONDS)
-
     def members_behind(self, current: Round, index: int) -> list[str]:
         """Members that have not shown that they read ledger entry ``index``; a member that leaves need not."""
         return [node.node_id for node in self.node_views(current) if node.row.head < index and not node.row.leaving]
-
-    def suspectable_members(self, current: Round, index: int) -> list[str]:
-        """Members behind ``index`` that rule L2 may suspect: those whose row the store has not lost."""
-        listed = {node.node_id for node in self.node_views(current) if node.listed}
-        return [node_id for node_id in self.members_behind(current, index) if node_id in listed]
 
     def newcomers(self) -> list[NodeView]:
         """Return the waiting nodes, without bad hosts if the members are enough."""
@@ -266,12 +161,12 @@ class LeaderView:
             and not self.is_lost(node.node_id)
         ]
         staying = [node for i in members if (node := self.get(i)) and not (self.is_lost(i) or self.is_leaving(i))]
-        known = self.hosts_left
+        known = self._hosts_left
         waiting.sort(key=lambda node: node.row.info.host_id not in known)
         return drop_unreachable(staying, drop_duplicate_ranks(staying, waiting))
 
     @cached_property
-    def hosts_left(self) -> frozenset[str]:
+    def _hosts_left(self) -> frozenset[str]:
         """The ids of the hosts that the job has lost, or that a member of the newest round has left or is lost on.
 
         A new node on such a host returns: its data and caches are there (rule L16). Members that stay are on no such
@@ -294,13 +189,6 @@ class LeaderView:
         bad = self.ledger.counters.bad_hosts(self.age) - {node.row.info.host_id for node in staying}
         good = [node for node in nodes if node.row.info.host_id not in bad]
         return good if len(good) + len(staying) + unknown >= self.agreement.min_nodes else nodes
-
-    def next_admission_at(self) -> float | None:
-        """Return when the next waiting node's host is admitted again (rule L12); None if none waits for that."""
-        waiting = {node.row.info.host_id for node in self.waiting_nodes()}
-        excluded = self.ledger.counters.excluded_at(self.age)
-        ends = [until for host, until in excluded.items() if until is not None and host in waiting]
-        return self.now + min(ends) - self.age if ends else None
 
     def places(self, current: Round) -> int:
         """Return how many of the nodes that wait a larger round would have a place for (rule L15)."""
