@@ -136,8 +136,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "resizes are not batched",
         "_resize_allowed_at",
-        "ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * ledger.resize_cost * is_cost_known)",
-        "ledger.resized_at",
+        "last.over_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * last.cost * is_cost_known)",
+        "last.over_at",
         "agents",
         3000,
     ),
@@ -410,7 +410,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a member that has stopped as planned is missed",
         "_departure_halt",
-        "view.ledger.plan is not None and graceful_stop.has_stepped_down(current, node)",
+        "view.ledger.planned_stop is not None and graceful_stop.has_stepped_down(current, node)",
         "False",
         "graceful",
         1000,
@@ -451,7 +451,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a second reason makes a second plan",
         "stop_for_departure",
-        "if view.ledger.plan is not None:\n    return None",
+        "if view.ledger.planned_stop is not None:\n    return None",
         "pass",
         "graceful",
         1000,
@@ -475,7 +475,7 @@ DEFECTS: tuple[Defect, ...] = (
     # Health checks
     Defect(
         "a node that is drained while it is checked enters",
-        "Lookout._note",
+        "LedgerWatch._note",
         "joining.drained(ledger, self.former)",
         "''",
         "checks",
@@ -489,7 +489,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a DRAIN of a node that leaves for its checks is forgotten",
-        "Lookout.__init__",
+        "LedgerWatch.__init__",
         "(*applicant.former, FormerNode(self._row.info.node_id, arrival.place.index))",
         "(FormerNode(self._row.info.node_id, arrival.place.index),)",
         "checks",

@@ -34,8 +34,8 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a question is asked while one is open",
         "ask_or_report",
-        "(asked := ledger.question) is None",
-        "(asked := ledger.question) is None or view.now > ledger.question_at",
+        "(asked := questions.open) is None",
+        "(asked := questions.open) is None or view.now > questions.read_at",
         "questions",
     ),
     Defect(

@@ -203,7 +203,7 @@ class TestAnswers:
         assert isinstance(due(of_another), SumUp)
         found = body(decide(replace(known, summary=Summary(3, "[3]"))))
         assert found == Answers(round=1, name="load", question=3, report="[3]")
-        assert then(asked(), found, at=NOW).reports == {"load": (4, "[3]")}
+        assert then(asked(), found, at=NOW).questions.reports == {"load": (4, "[3]")}
 
     def test_a_successor_sums_up_what_members_have_answered(self) -> None:
         ledger = then(asked(), Leader(why="a is gone"), at=NOW - 0.5, author="b")
@@ -268,7 +268,7 @@ def test_questions_and_answers_are_forgotten_with_the_round() -> None:
     node.reads(Round(number=2, offer=offer("a", 2), same_as=1))
     node.hears(WorkersGone())
     row = row_of(node.state)
-    assert (row.asks, row.answer, node.state.ledger.question) == ((), None, None)
+    assert (row.asks, row.answer, node.state.ledger.questions.open) == ((), None, None)
     node.hears(Asked(1, "load", "7"))
     assert row_of(node.state).asks == ()
 

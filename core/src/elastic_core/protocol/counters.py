@@ -22,7 +22,7 @@ LOSSES_KEPT_SECONDS = 3600.0  # how long the ledger remembers the losses of a ho
 
 
 def is_charged(incident: Incident | None) -> TypeGuard[Incident]:
-    """Whether an incident spends a restart: only failures of workers do."""
+    """Return True if an incident spends a restart: only failures of workers do."""
     return incident is not None and incident.kind in SPENDS_A_RESTART
 
 

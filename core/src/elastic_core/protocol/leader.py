@@ -30,9 +30,9 @@ RESIZE_PAUSE_FACTOR = 10.0
 """The time between two planned resizes is at least this many times the cost of the last one (rule L4)."""
 SETTLING_SECONDS = 4.0  # how long an OPEN on a store that can forget waits before its first ROUND (rule S3)
 CAUSE_PATIENCE_SECONDS = 0.1
-"""How long the leader waits for more reports if each reported failure follows from another, and members are missing."""
+"""The wait of the leader for more reports if each reported failure follows from another, and members are missing."""
 PEER_PATIENCE_SECONDS = 0.5
-"""How long it waits if all members report failures that follow from the loss of a peer: the rank that closed its
+"""Its wait if all members report failures that follow from the loss of a peer: the rank that closed its
 connections may be about to end. Workers go on meanwhile."""
 OVER_DELAY_SECONDS = 1.0  # how old the newest entry is when a waiting leader writes an OVER (rule S4)
 
@@ -126,8 +126,8 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         why = f"round {current.number} did not begin in time on {view.describe_nodes(late)}"
         return leader_entries.halt_round(current, HaltReason.UNSEEN, why)
     # The workers are about to stop together, for a resize or because a member leaves.
-    if ledger.plan is not None:
-        return graceful_stop.continue_plan(view, current, ledger.plan, finished)
+    if ledger.planned_stop is not None:
+        return graceful_stop.continue_plan(view, current, ledger.planned_stop, finished)
     looks, put_off = [suspect_at] if late else [], ""
     # A node waits and there is room: resize as soon as L4 and L13 allow it, unless a member has finished, so that the
     # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
@@ -196,7 +196,7 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
 
 
 def _can_restart_all(view: LeaderView, current: Round) -> bool:
-    """Whether every member is here and stays, as far as the leader knows.
+    """Return True if every member is here and stays, as far as the leader knows.
 
     A member that has not read this round yet may still read the next one; if it does not, it is suspected then (L2).
     """
@@ -212,7 +212,7 @@ def _departure_halt(view: LeaderView, current: Round, node_id: str) -> Append | 
     """Return the HALT (or PLAN) for a member that leaves, is lost, or stopped by itself; None for one that stays."""
     node = view.get(node_id)
     # Its workers stopped as the PLAN wants it. The node may go away now; the HALT follows when all have stopped.
-    if view.ledger.plan is not None and graceful_stop.has_stepped_down(current, node):
+    if view.ledger.planned_stop is not None and graceful_stop.has_stepped_down(current, node):
         return None
     if node is not None and node.row.leaving:
         return graceful_stop.stop_for_departure(view, current, node)
@@ -250,11 +250,10 @@ def _resize_allowed_at(view: LeaderView) -> float:
     A leader that was cut off after the last resize began does not know its cost, from its HALT to its ROUND: part of it
     may have been the time without the store.
     """
-    ledger = view.ledger
-    if ledger.resized_at is None:
-        return ledger.round_at
-    is_cost_known = view.watch.gap_at < ledger.resized_at - ledger.resize_cost
-    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * ledger.resize_cost * is_cost_known)
+    if (last := view.ledger.last_resize) is None:
+        return view.ledger.round_at
+    is_cost_known = view.watch.gap_at < last.over_at - last.cost
+    return last.over_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * last.cost * is_cost_known)
 
 
 # Halted: a HALT without a later ROUND --------------------------------------------------------------------------------
@@ -415,7 +414,7 @@ def _wait_for_delay(
 
 
 def _is_round_over(view: LeaderView, old: Round) -> bool:
-    """Whether some member has stopped or lost a rank, so that no other member can train on (rule S4).
+    """Return True if some member has stopped or lost a rank, so that no other member can train on (rule S4).
 
     A slot that shows that a member is gone proves it too. What a row said before its node was lost still holds, because
     a rank that is gone stays gone. An OVER says that some leader has read such a row.

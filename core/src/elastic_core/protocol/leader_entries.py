@@ -1,4 +1,4 @@
-"""What the leader can decide, and how the entries are made that change what runs: ROUND, HALT and CLOSED."""
+"""The leader's decisions, and builders of the entries that change what runs: ROUND, HALT and CLOSED."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderView:
-    """What :func:`~elastic_core.protocol.leader.decide` decides from. Instants are the leader's monotonic clock."""
+    """The state from which :func:`~elastic_core.protocol.leader.decide` decides. Instants are its monotonic clock."""
 
     ledger: Ledger
     watch: Watch
@@ -97,20 +97,20 @@ class LeaderView:
         return self.watch.nodes.get(node_id)
 
     def is_lost(self, node_id: str) -> bool:
-        """Whether a node is lost."""
+        """Return True if a node is lost."""
         return is_lost(self.watch, node_id, self.timing, self.now)
 
     def is_proved_gone(self, node: NodeView) -> bool:
-        """Whether it is proved that a node's last process is gone (rule S8)."""
+        """Return True if it is proved that a node's last process is gone (rule S8)."""
         return is_proved_gone(self.watch, node, self.timing, self.now)
 
     def is_leaving(self, node_id: str) -> bool:
-        """Whether a node has said that it leaves, in its row or, if the store has lost that, in an OVER."""
+        """Return True if a node has said that it leaves, in its row or, if the store has lost that, in an OVER."""
         node, over = self.get(node_id), self.ledger.over
         return (node is not None and node.row.leaving) or (over is not None and node_id in over.left)
 
     def has_finished(self, current: Round, node_id: str) -> bool:
-        """Whether every worker of a node exited with 0; this stands even when the node is lost (rule L7)."""
+        """Return True if every worker of a node exited with 0; this stands even when the node is lost (rule L7)."""
         node = self.get(node_id)
         return node is not None and node.row.phase is Phase.FINISHED and node.row.round == current.number
 
@@ -243,7 +243,7 @@ def drop_unreachable(first: Sequence[NodeView], then: Iterable[NodeView]) -> lis
 
 
 def is_at_loopback(node: NodeView) -> bool:
-    """Whether a node gives others an address that leads each host to itself."""
+    """Return True if a node gives others an address that leads each host to itself."""
     return node.row.info.address.startswith(("127.", "::1"))
 
 

@@ -25,7 +25,7 @@ OFTEN_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeCase:
-    """What the rule decides from. Times are in seconds."""
+    """The facts from which the rule decides. Times are in seconds."""
 
     waited: float  # since the first of the nodes that would get a place could have had it
     round_age: float

@@ -109,7 +109,7 @@ def missing_entry(index: int) -> HistoryChangedError:
 # The roster ----------------------------------------------------------------------------------------------------------
 
 
-def said_by(found: RosterRow, codec: Codec = CODEC) -> NodeRow:
+def decode_roster_row(found: RosterRow, codec: Codec = CODEC) -> NodeRow:
     """Decode a row; raise RendezvousStateError if it is invalid."""
     if found.broken:
         raise RendezvousStateError(found.broken)
@@ -124,7 +124,7 @@ def readable(found: Iterable[RosterRow], codec: Codec = CODEC) -> list[Observati
     rows = []
     for seen in found:
         with suppress(RendezvousStateError):
-            row = said_by(seen, codec)
+            row = decode_roster_row(seen, codec)
             if row.info.node_id == seen.node_id:
                 rows.append(Observation(row, seen.serial, seen.heartbeat, seen.revision))
     return rows
@@ -149,7 +149,7 @@ class RosterReader:
             value, row = self._decoded.get(seen.node_id, (None, None))
             if row is None or value != seen.value:
                 try:
-                    row = said_by(seen, self._codec)
+                    row = decode_roster_row(seen, self._codec)
                 except RendezvousStateError as exc:
                     self._report(seen.node_id, exc)
                     unread.append(seen.node_id)
