@@ -71,8 +71,8 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     # Vouchers
     Defect(
         "a node with a voucher is gone although its heartbeat goes on",
-        "is_proved_gone",
-        "node.node_id in watch.gone and now >= silence_deadline(watch, node, timing)",
+        "LeaderView.is_proved_gone",
+        "node.node_id in self.watch.gone and self.is_lost(node.node_id)",
         "node.node_id in watch.gone",
         "vouched",
         1000,

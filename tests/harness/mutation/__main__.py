@@ -24,7 +24,6 @@ MODULES = (
     "leader",
     "failure_detector",
     "leader_view",
-    "suspicion",
     "roster",
     "protocol.repair",
     "protocol.node",

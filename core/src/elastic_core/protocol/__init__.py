@@ -6,10 +6,10 @@
   carries, ``members`` the nodes of a round and their ranks. ``ledger`` is the state that follows from the entries.
   ``codec`` (with ``schema`` and ``limits``) turns records into JSON and back.
 * The leader: ``leader`` decides which entry follows. It decides from a ``leader_view`` and makes entries with
-  ``leader_entries``. ``failure_detector`` says which nodes are lost, ``suspicion`` which members are too slow to read
-  an entry, ``reachability`` which node the others cannot reach, ``graceful_stop`` how workers stop together, ``resize``
-  when a round makes room for waiting nodes, ``counters`` what a new round costs, ``compaction`` which entries may
-  shrink, and ``questions`` what monitors of all nodes are asked.
+  ``leader_entries``. ``failure_detector`` says which nodes are lost, ``reachability`` which node the others cannot
+  reach, ``graceful_stop`` how workers stop together, ``resize`` when a round makes room for waiting nodes, ``counters``
+  what a new round costs, ``compaction`` which entries may shrink, and ``questions`` what monitors of all nodes are
+  asked.
 * The node: ``node`` decides what the agent does next, in terms of ``node_events``. ``row_delay`` says how long
   its row may wait.
 * Around a run: ``admission`` says which nodes may join, ``succession`` which node follows a leader that is gone, and

@@ -53,8 +53,6 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission | 
     if ledger.closed is not None:
         if same and not has_only_waited(ledger.closed):
             return ledger.closed
-        if same:
-            return Admission.OPEN_NEXT
         if alive and (uid is None or ledger.opened.scheduler_uid is None):
             raise RendezvousRefusedError(
                 f"Run {ledger.head.run} under this job id is over ({ledger.closed.why}), and its nodes are still "

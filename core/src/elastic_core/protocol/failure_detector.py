@@ -236,11 +236,6 @@ def is_lost(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
     return now >= silence_deadline(watch, node, timing)
 
 
-def is_proved_gone(watch: Watch, node: NodeView, timing: Timing, now: float) -> bool:
-    """Return True if a node's last process is proved to be gone, and its heartbeat does not contradict it (rule S8)."""
-    return node.node_id in watch.gone and now >= silence_deadline(watch, node, timing)
-
-
 def silence_deadline(watch: Watch, node: NodeView, timing: Timing) -> float:
     """Return when a node is lost if it gives no sign of life until then.
 

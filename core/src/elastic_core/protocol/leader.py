@@ -17,13 +17,12 @@ from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, LookAgain, SumUp
-from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
+from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView, Suspicion, is_silent_old_leader
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
 from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
 from elastic_core.protocol.resize import next_resize
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.row_delay import max_row_delay
-from elastic_core.protocol.suspicion import Suspicion, is_silent_old_leader
 
 RESIZE_PAUSE_SECONDS = 10.0  # the time between two planned resizes is at least this long (rule L4)
 RESIZE_PAUSE_FACTOR = 10.0
@@ -284,15 +283,14 @@ def _sort_members(suspicion: Suspicion) -> _HaltedMembers:
     lost = [node_id for node_id in ids if not view.is_leaving(node_id) and view.is_lost(node_id)]
     gone = {*leaving, *lost}
     fit = [node_id for node_id in ids if node_id not in gone]
-    unseen, late = set(view.members_behind(old, halt)), set(suspicion.suspectable_members(halt))
-    joining = view.waiting_nodes()
-    suspected = [node_id for node_id in fit if node_id in late and view.now >= suspicion.member_suspected_at(node_id)]
+    joining, late = view.waiting_nodes(), suspicion.suspectable_members(halt)
+    suspected = [i for i in late if i not in gone and view.now >= suspicion.member_suspected_at(i)]
     # L2: suspicion alone never takes a job below its minimum, nor ends it. The heartbeat limit does.
     enough = len(fit) - len(suspected) + len(joining) >= agreement.min_nodes
     if not enough or agreement.on_node_loss is OnNodeLoss.FAIL:
         suspected = []
-    gone |= set(suspected)
-    fit = [node_id for node_id in fit if node_id not in gone]
+    unseen, silent = set(view.members_behind(old, halt)), set(suspected)
+    fit = [node_id for node_id in fit if node_id not in silent]
     busy = [i for i in fit if i in unseen or (node := view.get(i)) is None or node.row.phase is Phase.RUNNING]
     out = find_unreachable(view, old) if agreement.on_node_loss is OnNodeLoss.REPLACE else None
     if out not in fit or len(fit) - 1 + len(joining) < agreement.min_nodes:

@@ -1,4 +1,4 @@
-"""The leader view: all that the leader knows when it decides, and the questions that it asks about it."""
+"""The leader view: all that the leader knows when it decides, and the questions that several decisions ask about it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from itertools import groupby
 
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Incident, Verdict, by_cause
-from elastic_core.protocol.entries import Resume, Round
-from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, is_proved_gone, silence_deadline
+from elastic_core.protocol.entries import HaltReason, Resume, Round
+from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, silence_deadline
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import list_names
 from elastic_core.protocol.roster import Phase
@@ -21,6 +21,10 @@ SUSPICION_SECONDS = 1.0
 """A node that has not shown that it read an entry is suspected after at least this long (rule L2)."""
 SUSPICION_FACTOR = 3.0
 """A node is suspected after at least this many times the longest delay that the job has seen (rule L2)."""
+REPLACED_SECONDS = 0.25
+"""The limit after a failure that only follows from the loss of a peer, where enough nodes wait to replace those that
+have not shown it: one that is only slow becomes a node that waits."""
+LAST_CHANCE_SECONDS = 0.1  # how long a node that has already been suspected once gets to show that it is alive
 
 
 def patience(ledger: Ledger) -> float:
@@ -101,8 +105,8 @@ class LeaderView:
         return is_lost(self.watch, node_id, self.timing, self.now)
 
     def is_proved_gone(self, node: NodeView) -> bool:
-        """Return True if it is proved that a node's last process is gone (rule S8)."""
-        return is_proved_gone(self.watch, node, self.timing, self.now)
+        """Return True if a node's last process is proved to be gone, and no heartbeat contradicts that (rule S8)."""
+        return node.node_id in self.watch.gone and self.is_lost(node.node_id)
 
     def is_leaving(self, node_id: str) -> bool:
         """Return True if a node has said that it leaves, in its row or, if the store has lost that, in an OVER."""
@@ -172,10 +176,8 @@ class LeaderView:
         A new node on such a host returns: its data and caches are there (rule L16). Members that stay are on no such
         host.
         """
-        members = self.ledger.round.group_ranks if self.ledger.round is not None else {}
-        gone = {
-            node.row.info.host_id for i in members if (node := self.get(i)) and (self.is_lost(i) or node.row.leaving)
-        }
+        members = self.node_views(self.ledger.round) if self.ledger.round is not None else []
+        gone = {one.row.info.host_id for one in members if self.is_lost(one.node_id) or one.row.leaving}
         return frozenset(gone | self.ledger.counters.losses.keys())
 
     def drop_bad_hosts(
@@ -216,6 +218,88 @@ class LeaderView:
         missing = [self.watch.began_at + self.timing.lost_after for m in members if self.get(m.node_id) is None]
         silent = (silence_deadline(self.watch, node, self.timing) for node in nodes)
         return min((at for at in (*deadlines, *silent, *missing) if at > self.now), default=None)
+
+
+# Suspicion (rule L2) --------------------------------------------------------------------------------------------------
+
+
+def is_silent_old_leader(view: LeaderView, node_id: str) -> bool:
+    """Return True if a node is the old leader, was deposed for not answering an incident, and is still silent.
+
+    A row from an older epoch does not tell: then the answer is False.
+    """
+    old, node, leader = view.watch.deposed, view.get(node_id), view.ledger.head.anchors.leader
+    if old is None or not old.unanswered or old.node_id != node_id:
+        return False
+    return node is None or (node.row.epoch == view.ledger.head.epoch and node.row.head < leader)
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """The suspicion of the members of the newest round, live or halted, that are slow to show what they have read."""
+
+    view: LeaderView
+    round: Round
+
+    def suspectable_members(self, index: int) -> list[str]:
+        """Return the members behind entry ``index`` that may be suspected: those whose row the store has not lost."""
+        behind = self.view.members_behind(self.round, index)
+        return [node_id for node_id in behind if self.view.watch.nodes[node_id].listed]
+
+    def member_suspected_at(self, node_id: str) -> float:
+        """Return when a member that has not shown that it read the HALT is suspected.
+
+        A member that has been suspected before has only LAST_CHANCE_SECONDS, within which a living agent answers: the
+        old leader that was deposed for its silence, and a member that was silent about the ROUND that was halted
+        because of that. A member that has not yet read of a RESUME is not known to be silent.
+        """
+        ledger, at = self.view.ledger, self.view.ledger.head.anchors
+        node = self.view.get(node_id)
+        deposed = at.halt == at.leader + 1 and is_silent_old_leader(self.view, node_id)
+        unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
+        silent = node is not None and node.row.epoch == ledger.head.epoch and node.row.head < at.latest
+        if deposed or (unseen and silent):
+            since, least = ledger.halt_at, LAST_CHANCE_SECONDS
+        elif self._can_replace_silent_members:
+            since, least = self._answered_at, REPLACED_SECONDS
+        else:
+            return self.silence_suspected_at
+        return max(since + max(least, SUSPICION_FACTOR * ledger.counters.worst_seen), self._back_at)
+
+    @cached_property
+    def _can_replace_silent_members(self) -> bool:
+        """True if a peer was lost, as far as reports tell, and a node waits for each member that is silent since."""
+        view, halt = self.view, self.view.ledger.halt
+        if halt is None or halt.incident is None or isinstance(view.ledger.head.body, Resume):
+            return False
+        silent = view.members_behind(self.round, view.ledger.head.anchors.halt)
+        follows = view.first_cause(self.round, halt.incident).follows_peer
+        return follows and 0 < len(silent) <= len(view.waiting_nodes())
+
+    @property
+    def silence_suspected_at(self) -> float:
+        """When members that have not shown that they read the newest ROUND or HALT are suspected."""
+        return max(self._answered_at + head_patience(self.view.ledger), self._back_at)
+
+    @property
+    def _back_at(self) -> float:
+        """When every living node is back after the leader was cut off from the store, as others may have been (L1)."""
+        return self.view.watch.gap_at + self.view.timing.lost_after
+
+    @cached_property
+    def _answered_at(self) -> float:
+        """When a member last showed that it read the newest ROUND or HALT; before the first answer, that entry's time.
+
+        While answers keep coming in, the store or the network is slow with many nodes, and no node counts as silent.
+        """
+        ledger = self.view.ledger
+        at, index = ledger.halt_at, ledger.head.anchors.halt
+        if ledger.halt is None:
+            at, index = ledger.round_at, ledger.head.anchors.latest
+        return max([at, *(node.seen_at for node in self.view.node_views(self.round) if node.row.head >= index)])
+
+
+# The order of nodes ---------------------------------------------------------------------------------------------------
 
 
 def drop_duplicate_ranks(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:

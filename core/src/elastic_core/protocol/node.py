@@ -87,9 +87,9 @@ def failed_round(before: NodeState, after: NodeState) -> Round | None:
     stopped = before.work is Work.RUNNING and after.work is Work.STOPPING
     if not stopped or current is None or len(current.members) < 2:
         return None
-    if after.leaving is not None or after.run_replaced or after.row.stepped_down:
+    if after.leaving is not None or after.run_replaced or after.row.stepped_down or not after.row.round:
         return None
-    if not after.row.round or ledger.closed is not None:
+    if ledger.closed is not None:
         return None
     if ledger.halt is not None and ledger.halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP):
         return None
@@ -346,9 +346,7 @@ def _round_run_before(state: NodeState) -> Round | None:
 
 
 def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[node_events.Effect, ...]]:
-    effects: tuple[node_events.Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
-    if state.needs_offer:
-        effects = (*effects, MakeOffer())
+    offers = (MakeOffer(),) if state.needs_offer else ()
     started = (*state.started, wanted.offer.id)[-ROUNDS_REMEMBERED:]
-    state = _enter_round(state, wanted.number, Phase.RUNNING)
-    return replace(state, work=Work.RUNNING, needs_offer=False, started=started), effects
+    state = replace(_enter_round(state, wanted.number, Phase.RUNNING), needs_offer=False, started=started)
+    return replace(state, work=Work.RUNNING), (Start(wanted, state.ledger.counters.restarts), *offers)

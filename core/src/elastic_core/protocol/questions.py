@@ -59,8 +59,8 @@ def _ask(view: LeaderView, current: Round) -> Append | float | None:
     ledger, number = view.ledger, current.number
     if view.members_behind(current, ledger.head.anchors.latest):
         return None  # a member has not begun; its row will call `decide` again
-    members = [node for node in view.node_views(current) if node.row.phase is Phase.RUNNING]
-    members = [node for node in members if node.row.round == number]
+    running = (Phase.RUNNING, number)
+    members = [node for node in view.node_views(current) if (node.row.phase, node.row.round) == running]
     requests = [node for node in view.watch.nodes.values() if node.row.is_request]
     open_asks = [*_open_asks(view, members, MAX_QUESTION_NAMES), *_open_asks(view, requests, MAX_QUESTION_NAMES // 2)]
     if not open_asks:

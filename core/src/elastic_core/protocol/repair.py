@@ -147,12 +147,13 @@ def compose_resume(mine: Ledger, why: str) -> Resume:
     """
     if mine.round is None:
         raise ValueError("a run without a round has nothing to resume")
+    stop = mine.planned_stop
     return Resume(
         opened=mine.opened,
         round=replace(mine.round, same_as=0),
         halt=mine.halt,
-        plan=mine.planned_stop and mine.planned_stop.plan,
-        stop_at=mine.planned_stop and mine.planned_stop.stop_at,
+        plan=None if stop is None else stop.plan,
+        stop_at=None if stop is None else stop.stop_at,
         over=mine.over,
         epoch=mine.head.epoch,
         index=mine.head.index,
