@@ -270,9 +270,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a round is started twice",
         "_wanted_round",
-        "current is None or not state.ledger.is_live or current.number <= state.row.round "
-        "or current.offer.id in state.started",
-        "current is None or not state.ledger.is_live or current.number < state.row.round",
+        "current is None or current.number <= state.row.round or current.offer.id in state.started",
+        "current is None or current.number < state.row.round",
         "workers",
     ),
     Defect(
@@ -435,7 +434,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a plan outlives its HALT",
         "apply",
-        "after(at, halt=body, halt_at=now, plan=None, stop_at=None)",
+        "after(at, halt=body, halt_at=now, planned_stop=None)",
         "after(at, halt=body, halt_at=now)",
         "graceful",
         1000,

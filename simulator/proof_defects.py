@@ -41,8 +41,8 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a question of an earlier round stands",
         "apply",
-        "after(at, halt=None, plan=None, stop_at=None, over=None, question=None, reports={})",
-        "after(at, halt=None, plan=None, stop_at=None, over=None, reports={})",
+        "replace(ledger.questions, open=None, reports={})",
+        "replace(ledger.questions, reports={})",
         "questions",
     ),
     # Gone nodes

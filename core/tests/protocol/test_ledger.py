@@ -28,7 +28,6 @@ from elastic_core.protocol.ledger import (
     Ledger,
     advance,
     compose,
-    ledger_read_at,
     open_ledger,
     restore_ledger,
 )
@@ -94,7 +93,7 @@ def test_for_how_long_a_halt_has_stood_goes_along_from_entry_to_entry() -> None:
     ledger = then(ledger, Leader(why="no heartbeat"), at=27.0, author="b")
     ledger = then(ledger, Leader(why="no heartbeat"), at=36.5, author="c")
     assert (ledger.head.since_halt, ledger.halted_at) == (16.5, 20.0)
-    late = ledger_read_at(ledger, 1000.0)  # a newcomer, by a clock of its own
+    late = replace(ledger, head_at=1000.0, halt_at=1000.0)  # a newcomer, by a clock of its own
     assert (late.halt_at, late.halted_at) == (1000.0, 983.5)
     lost = compose(ledger, compose_resume(ledger, "lost"), entry_id="r", author="b", now=40.5, store=ORIGIN)
     assert lost.since_halt == 20.5

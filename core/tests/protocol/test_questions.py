@@ -61,6 +61,11 @@ def answered(report: str = "1") -> Ledger:
     return then(asked(at=NOW - 2), Answers(round=1, name="load", question=3, report=report), at=NOW - 1)
 
 
+def with_reports(reports: dict[str, tuple[int, str]]) -> Ledger:
+    ledger = answered()
+    return replace(ledger, questions=replace(ledger.questions, reports=reports))
+
+
 def answer(name: str, text: str, *, to: int = 3, **more: Any) -> NodeView:
     return running(name, answer=Answer(to, text), **more)
 
@@ -127,7 +132,7 @@ class TestQuestion:
         assert found.at == NOW - 2 + QUESTION_PAUSE_SECONDS
 
     def test_of_the_questions_in_a_row_only_the_first_are_taken(self) -> None:
-        known = replace(answered(), reports={f"n{number}": (4, "1") for number in range(MAX_ASKS)})
+        known = with_reports({f"n{number}": (4, "1") for number in range(MAX_ASKS)})
         stranger = request()
         flood = tuple(Ask(f"n{number}", "7", 3) for number in range(MAX_ASKS + 1))
         stranger = replace(stranger, row=replace(stranger.row, asks=flood))
@@ -138,7 +143,7 @@ class TestQuestion:
         [(31, True, True), (MAX_QUESTION_NAMES // 2, True, False), (MAX_QUESTION_NAMES, False, False)],
     )
     def test_a_round_has_so_many_names_of_questions(self, names: int, of_a_member: bool, of_a_command: bool) -> None:
-        ledger = replace(answered(), reports={f"n{number}": (4, "1") for number in range(names)})
+        ledger = with_reports({f"n{number}": (4, "1") for number in range(names)})
         members = running("a", head=4), running("b", head=4)
         found = decide(view(ledger, asks("a", head=4), members[1])), decide(view(ledger, *members, request()))
         assert [isinstance(each, Append) for each in found] == [of_a_member, of_a_command]

@@ -180,16 +180,14 @@ def observe(
         if node_id not in nodes:
             nodes[node_id] = replace(old, listed=False, changed_at=now if cut_off else old.changed_at)
     in_order = dict(sorted(nodes.items(), key=lambda item: item[1].serial))
-    began_at = now if watch.read_at is None or cut_off else watch.began_at
-    gap_at = now if cut_off else watch.gap_at
     vouched_for = {node_id for node in nodes.values() for node_id in node.row.release}
     contradicted = {node.row.info.host_id for node in nodes.values() if node.contradictions >= CONTRADICTIONS_MAX}
     return replace(
         watch,
         nodes=in_order,
         read_at=now,
-        began_at=began_at,
-        gap_at=gap_at,
+        began_at=now if watch.read_at is None or cut_off else watch.began_at,
+        gap_at=now if cut_off else watch.gap_at,
         proven=(watch.gone | vouched_for) & in_order.keys(),
         distrusted=watch.distrusted | contradicted,
     )

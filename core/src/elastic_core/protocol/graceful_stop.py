@@ -20,11 +20,8 @@ from elastic_core.protocol.roster import Phase
 
 def can_take_notices(view: LeaderView, current: Round) -> bool:
     """Return True if the workers of every member take notices, so that a PLAN can reach them."""
-    found = view.node_views(current)
-    return len(found) == len(current.members) and all(
-        node.row.phase is Phase.RUNNING and node.row.round == current.number and node.row.takes_notices
-        for node in found
-    )
+    rows = [node.row for node in view.node_views(current) if node.row.round == current.number]
+    return sum(row.phase is Phase.RUNNING and row.takes_notices for row in rows) == len(current.members)
 
 
 def stop_gracefully(view: LeaderView, current: Round, reason: HaltReason, why: str, deadline: float) -> Append:

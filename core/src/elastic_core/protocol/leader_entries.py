@@ -175,8 +175,7 @@ def close_as_succeeded(current: Round) -> Append:
 def close_as_failed(why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
     """Return the CLOSED of a job that has failed; ``incident`` is the root cause."""
     code = ExitCode.REQUEUE if requeue else ExitCode.JOB_FAILED
-    closed = Closed(success=False, why=why, exit_code=code, incident=incident, requeue=requeue)
-    return Append(closed)
+    return Append(Closed(success=False, why=why, exit_code=code, incident=incident, requeue=requeue))
 
 
 def close_for_too_few_nodes(view: LeaderView, came: list[NodeView], since: float) -> Append:

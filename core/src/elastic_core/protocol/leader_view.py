@@ -220,9 +220,6 @@ class LeaderView:
         return min((at for at in (*deadlines, *silent, *missing) if at > self.now), default=None)
 
 
-# Suspicion (rule L2) --------------------------------------------------------------------------------------------------
-
-
 def is_silent_old_leader(view: LeaderView, node_id: str) -> bool:
     """Return True if a node is the old leader, was deposed for not answering an incident, and is still silent.
 
@@ -292,14 +289,9 @@ class Suspicion:
 
         While answers keep coming in, the store or the network is slow with many nodes, and no node counts as silent.
         """
-        ledger = self.view.ledger
-        at, index = ledger.halt_at, ledger.head.anchors.halt
-        if ledger.halt is None:
-            at, index = ledger.round_at, ledger.head.anchors.latest
-        return max([at, *(node.seen_at for node in self.view.node_views(self.round) if node.row.head >= index)])
-
-
-# The order of nodes ---------------------------------------------------------------------------------------------------
+        ledger, at = self.view.ledger, self.view.ledger.head.anchors
+        read_at, index = (ledger.round_at, at.latest) if ledger.halt is None else (ledger.halt_at, at.halt)
+        return max([read_at, *(node.seen_at for node in self.view.node_views(self.round) if node.row.head >= index)])
 
 
 def drop_duplicate_ranks(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:

@@ -51,8 +51,7 @@ class LastResize:
     """The last planned resize of a run (rule L4)."""
 
     over_at: float
-    cost: float = 0.0
-    """Seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost in between."""
+    cost: float = 0.0  # seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,11 +275,6 @@ def stands_on(head: Entry) -> set[int]:
     """Return the indices of the entries from which a newcomer knows the state after ``head``."""
     at = head.anchors
     return {at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over} - {0}
-
-
-def ledger_read_at(ledger: Ledger, now: float) -> Ledger:
-    """Return the ledger of a newcomer that finished reading at ``now``: entries may have been written until then."""
-    return replace(ledger, head_at=now, halt_at=now)
 
 
 def _last_resize(ledger: Ledger, sealed: entries.Round, now: float, since_halt: float) -> LastResize | None:

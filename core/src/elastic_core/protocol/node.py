@@ -19,6 +19,7 @@ from elastic_core.protocol.entries import Entry, HaltReason, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.limits import MAX_ASKS
 from elastic_core.protocol.node_events import Exit, Leaving, MakeOffer, Notice, Notify, Start, Stop, Work
+from elastic_core.protocol.reachability import FAILURE_REASONS
 from elastic_core.protocol.roster import Ask, LastCheckpoint, NodeRow, Phase
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
@@ -89,9 +90,7 @@ def failed_round(before: NodeState, after: NodeState) -> Round | None:
         return None
     if after.leaving is not None or after.run_replaced or after.row.stepped_down or not after.row.round:
         return None
-    if ledger.closed is not None:
-        return None
-    if ledger.halt is not None and ledger.halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP):
+    if ledger.closed is not None or (ledger.halt is not None and ledger.halt.reason not in FAILURE_REASONS):
         return None
     return current
 
@@ -110,9 +109,7 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return _replace_history(state, ledger)
         case node_events.Offered(offer):
             return replace(_say(state, offer=offer), needs_offer=False)
-        case node_events.WorkerFailed(incident) if running and row.incident is None:
-            return _say(state, incident=incident)
-        case node_events.WorkerFailed(incident) if _is_better_cause(state, incident):
+        case node_events.WorkerFailed(incident) if (running and not row.incident) or _is_better_cause(state, incident):
             return _say(state, incident=incident)
         case node_events.WorkersDone(stepped_down=True) if running:
             return _say(state, stepped_down=True)
@@ -326,21 +323,16 @@ def _find_exit(state: NodeState) -> Exit | None:
 
 def _wanted_round(state: NodeState) -> Round | None:
     """Return the round whose workers should run here and do not yet; None if there is none."""
-    current = state.ledger.round
-    if (
-        current is None
-        or not state.ledger.is_live
-        or current.number <= state.row.round
-        or current.offer.id in state.started
-    ):
+    current = state.ledger.round if state.ledger.is_live else None
+    if current is None or current.number <= state.row.round or current.offer.id in state.started:
         return None
     return current if state.ledger.is_member(state.row.info.node_id) else None
 
 
 def _round_run_before(state: NodeState) -> Round | None:
     """Return the live round if the store went back to it and its workers here were already stopped (rule S3)."""
-    current = state.ledger.round
-    if current is None or not state.ledger.is_live or current.number == state.row.round:
+    current = state.ledger.round if state.ledger.is_live else None
+    if current is None or current.number == state.row.round:
         return None
     return current if current.offer.id in state.started else None
 

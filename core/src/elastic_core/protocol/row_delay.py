@@ -41,9 +41,7 @@ def row_delay(row: NodeRow, ledger: Ledger) -> float:
     current = ledger.round
     if current is None or not ledger.is_live or ledger.planned_stop is not None or row.phase is not Phase.RUNNING:
         return 0.0
-    if row.incident is not None or row.leaving or row.stepped_down:
-        return 0.0
-    if current.members[0].node_id == row.info.node_id:
+    if row.incident is not None or row.leaving or row.stepped_down or current.members[0].node_id == row.info.node_id:
         return 0.0
     within = max_row_delay(current)
     if len(current.members) <= SPREAD_ABOVE_MEMBERS:

@@ -195,10 +195,8 @@ class RowCheck:
         if ledger.leader != self._leader:
             self._leader, self._pause = ledger.leader, ledger.settings.timing.lost_after
             self._due_at = now + self._pause
-        if not self._codec.can_fail:
-            return False
         waits = ledger.closed is None and not ledger.is_member(self._node_id) and ledger.leader != self._node_id
-        if not waits or now < self._due_at:
+        if not (waits and self._codec.can_fail) or now < self._due_at:
             return False
         self._pause *= 2
         self._due_at = now + self._pause

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.protocol.entries import Entry
 from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS, Observation
-from elastic_core.protocol.ledger import HistoryChangedError, Ledger, ledger_read_at, restore_ledger, stands_on
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, restore_ledger, stands_on
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, find_gone_nodes
 from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend, RosterRow
@@ -54,8 +55,8 @@ def load(store: RendezvousBackend, now: float, codec: Codec = CODEC) -> Ledger |
 
 def load_now(store: RendezvousBackend, runtime: Runtime) -> Ledger | None:
     """Return what :func:`load` does, for a node that will follow the ledger: entries may be as new as the reading."""
-    ledger = load(store, runtime.now(), runtime.codec)
-    return None if ledger is None else ledger_read_at(ledger, runtime.now())
+    ledger, now = load(store, runtime.now(), runtime.codec), runtime.now()
+    return None if ledger is None else replace(ledger, head_at=now, halt_at=now)
 
 
 def peek(store: RendezvousBackend, index: int, codec: Codec = CODEC) -> Entry | None:
