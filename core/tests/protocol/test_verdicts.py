@@ -11,10 +11,11 @@ from views import halted, incident, live, seen, settings, then, watch, with_coun
 from elastic_core.incidents import Verdict
 from elastic_core.protocol.entries import Counters, Exclusion, Halt, HaltReason, Leader, Plan, Round
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader import decide, next_admission_at
+from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.resize import next_admission_at
 
 BLAME = incident("b")
 LATER = replace(RESTART, delay=8.0, reason="back-off")

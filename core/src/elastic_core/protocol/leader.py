@@ -7,7 +7,6 @@ closed. A comment cites the rule of ``docs/internals/protocol.md`` that the code
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from elastic_core.config.parse import OnNodeLoss
@@ -17,10 +16,10 @@ from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, LookAgain, SumUp
-from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView, Suspicion, is_silent_old_leader
+from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView, Suspicion, cause_known_at
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
 from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
-from elastic_core.protocol.resize import next_resize
+from elastic_core.protocol.resize import next_admission_at, next_resize
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.row_delay import max_row_delay
 
@@ -28,11 +27,6 @@ RESIZE_PAUSE_SECONDS = 10.0  # the time between two planned resizes is at least 
 RESIZE_PAUSE_FACTOR = 10.0
 """The time between two planned resizes is at least this many times the cost of the last one (rule L4)."""
 SETTLING_SECONDS = 4.0  # how long an OPEN on a store that can forget waits before its first ROUND (rule S3)
-CAUSE_PATIENCE_SECONDS = 0.1
-"""The wait of the leader for more reports if each reported failure follows from another, and members are missing."""
-PEER_PATIENCE_SECONDS = 0.5
-"""Its wait if all members report failures that follow from the loss of a peer: the rank that closed its
-connections may be about to end. Workers go on meanwhile."""
 OVER_DELAY_SECONDS = 1.0  # how old the newest entry is when a waiting leader writes an OVER (rule S4)
 
 
@@ -110,7 +104,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     # A worker failed. If every report so far says that a peer is gone, the report of the cause may still be on its way:
     # give it a moment, because the policies judge the cause.
     if incidents := view.incidents(current):
-        asked, until = view.judgement_of(current.number), _cause_known_at(view, current, incidents)
+        asked, until = view.judgement_of(current.number), cause_known_at(view, current, incidents)
         if asked is None and view.now < until:
             return LookAgain(until)
         return _decide_failure(view, current, (asked and asked.incident) or incidents[0])
@@ -148,28 +142,6 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     return LookAgain(view.next_look_at(*looks, nodes=view.node_views(current)), put_off=put_off)
 
 
-def _cause_known_at(view: LeaderView, current: Round, incidents: list[Incident]) -> float:
-    """Return until when a round with incidents waits for the report of the root cause; -inf if it is there.
-
-    The peers of a killed worker may report their own failure before the killed worker's node does, but the policies
-    must judge the cause.
-    """
-    all_report = len(incidents) == len(current.members)
-    if distance_to_cause(incidents[0]) == 0 or (all_report and not incidents[0].follows_peer):
-        return -math.inf
-    reports = [(node.row.incident, node.reported_at) for node in view.node_views(current)]
-    reported_at = min(at for incident, at in reports if incident is not None and incident.round == current.number)
-    return reported_at + (PEER_PATIENCE_SECONDS if all_report else CAUSE_PATIENCE_SECONDS)
-
-
-def next_admission_at(view: LeaderView) -> float | None:
-    """Return when the next waiting node's host is admitted again (rule L12); None if none waits for that."""
-    waiting = {node.row.info.host_id for node in view.waiting_nodes()}
-    excluded = view.ledger.counters.excluded_at(view.age)
-    ends = [until for host, until in excluded.items() if until is not None and host in waiting]
-    return view.now + min(ends) - view.age if ends else None
-
-
 def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decision:
     """Answer the failure of a worker in a live round; ``first`` is the root cause as far as it is known.
 
@@ -199,8 +171,8 @@ def _can_restart_all(view: LeaderView, current: Round) -> bool:
 
     A member that has not read this round yet may still read the next one; if it does not, it is suspected then (L2).
     """
-    ids = current.group_ranks
-    if any(view.is_leaving(node_id) or is_silent_old_leader(view, node_id) for node_id in ids):
+    ids, suspicion = current.group_ranks, Suspicion(view, current)
+    if any(view.is_leaving(node_id) or suspicion.is_silent_old_leader(node_id) for node_id in ids):
         return False
     if any(graceful_stop.has_stepped_down(current, view.get(node_id)) for node_id in ids):
         return False

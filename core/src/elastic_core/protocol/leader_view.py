@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import groupby
 
 from elastic_core.config.run import Timing
-from elastic_core.incidents import Incident, Verdict, by_cause
+from elastic_core.incidents import Incident, Verdict, by_cause, distance_to_cause
 from elastic_core.protocol.entries import HaltReason, Resume, Round
 from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, silence_deadline
 from elastic_core.protocol.ledger import Ledger
@@ -21,6 +21,11 @@ SUSPICION_SECONDS = 1.0
 """A node that has not shown that it read an entry is suspected after at least this long (rule L2)."""
 SUSPICION_FACTOR = 3.0
 """A node is suspected after at least this many times the longest delay that the job has seen (rule L2)."""
+CAUSE_PATIENCE_SECONDS = 0.1
+"""The wait of the leader for more reports if each reported failure follows from another, and members are missing."""
+PEER_PATIENCE_SECONDS = 0.5
+"""Its wait if all members report failures that follow from the loss of a peer: the rank that closed its
+connections may be about to end. Workers go on meanwhile."""
 REPLACED_SECONDS = 0.25
 """The limit after a failure that only follows from the loss of a peer, where enough nodes wait to replace those that
 have not shown it: one that is only slow becomes a node that waits."""
@@ -220,15 +225,18 @@ class LeaderView:
         return min((at for at in (*deadlines, *silent, *missing) if at > self.now), default=None)
 
 
-def is_silent_old_leader(view: LeaderView, node_id: str) -> bool:
-    """Return True if a node is the old leader, was deposed for not answering an incident, and is still silent.
+def cause_known_at(view: LeaderView, current: Round, incidents: list[Incident]) -> float:
+    """Return until when a round with incidents waits for the report of the root cause; -inf if it is there.
 
-    A row from an older epoch does not tell: then the answer is False.
+    The peers of a killed worker may report their own failure before the killed worker's node does, but the policies
+    must judge the cause.
     """
-    old, node, leader = view.watch.deposed, view.get(node_id), view.ledger.head.anchors.leader
-    if old is None or not old.unanswered or old.node_id != node_id:
-        return False
-    return node is None or (node.row.epoch == view.ledger.head.epoch and node.row.head < leader)
+    all_report = len(incidents) == len(current.members)
+    if distance_to_cause(incidents[0]) == 0 or (all_report and not incidents[0].follows_peer):
+        return -math.inf
+    reports = [(node.row.incident, node.reported_at) for node in view.node_views(current)]
+    reported_at = min(at for incident, at in reports if incident is not None and incident.round == current.number)
+    return reported_at + (PEER_PATIENCE_SECONDS if all_report else CAUSE_PATIENCE_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -243,6 +251,16 @@ class Suspicion:
         behind = self.view.members_behind(self.round, index)
         return [node_id for node_id in behind if self.view.watch.nodes[node_id].listed]
 
+    def is_silent_old_leader(self, node_id: str) -> bool:
+        """Return True if a node is the old leader, was deposed for not answering an incident, and is still silent.
+
+        A row from an older epoch does not tell: then the answer is False.
+        """
+        head, old, node = self.view.ledger.head, self.view.watch.deposed, self.view.get(node_id)
+        if old is None or not old.unanswered or old.node_id != node_id:
+            return False
+        return node is None or (node.row.epoch == head.epoch and node.row.head < head.anchors.leader)
+
     def member_suspected_at(self, node_id: str) -> float:
         """Return when a member that has not shown that it read the HALT is suspected.
 
@@ -252,7 +270,7 @@ class Suspicion:
         """
         ledger, at = self.view.ledger, self.view.ledger.head.anchors
         node = self.view.get(node_id)
-        deposed = at.halt == at.leader + 1 and is_silent_old_leader(self.view, node_id)
+        deposed = at.halt == at.leader + 1 and self.is_silent_old_leader(node_id)
         unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
         silent = node is not None and node.row.epoch == ledger.head.epoch and node.row.head < at.latest
         if deposed or (unseen and silent):

@@ -66,6 +66,14 @@ def next_resize(view: LeaderView, current: Round) -> tuple[float, str]:
     return view.now + seconds, _describe_wait(view, current, case) if is_told else ""
 
 
+def next_admission_at(view: LeaderView) -> float | None:
+    """Return when the next waiting node's host is admitted again (rule L12); None if none waits for that."""
+    waiting = {node.row.info.host_id for node in view.waiting_nodes()}
+    excluded = view.ledger.counters.excluded_at(view.age)
+    ends = [until for host, until in excluded.items() if until is not None and host in waiting]
+    return view.now + min(ends) - view.age if ends else None
+
+
 def _describe_wait(view: LeaderView, current: Round, case: ResizeCase) -> str:
     """Return when waiting nodes get a place, and what they wait for."""
     who = view.describe_nodes(node.node_id for node in view.newcomers()[: view.places(current)])
