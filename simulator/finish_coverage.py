@@ -62,9 +62,9 @@ def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, l
     assert leader.supervisor is not None
     session, now = leader.supervisor.session, leader.host.now()
     ledger, watch = session.ledger, session.watch
-    last = ledger.last_resize
-    pause = 0.0 if last is None else max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * last.cost)
-    allowed_at = ledger.round_at if last is None else last.over_at + pause
+    resize, allowed_at = ledger.last_resize, ledger.round_at
+    if resize is not None:
+        allowed_at = resize.over_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * resize.cost)
     members = ledger.round.group_ranks if ledger.round is not None else {}
     for row in read_before(world, entry.id, entry.run):
         seen = watch.nodes.get(row.info.node_id)
