@@ -136,8 +136,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "resizes are not batched",
         "_resize_allowed_at",
-        "ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * ledger.resize_cost * is_cost_known)",
-        "ledger.resized_at",
+        "last.over_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * last.cost * is_cost_known)",
+        "last.over_at",
         "agents",
         3000,
     ),
@@ -270,9 +270,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a round is started twice",
         "_wanted_round",
-        "current is None or not state.ledger.is_live or current.number <= state.row.round "
-        "or current.offer.id in state.started",
-        "current is None or not state.ledger.is_live or current.number < state.row.round",
+        "current is None or current.number <= state.row.round or current.offer.id in state.started",
+        "current is None or current.number < state.row.round",
         "workers",
     ),
     Defect(
@@ -410,7 +409,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a member that has stopped as planned is missed",
         "_departure_halt",
-        "view.ledger.plan is not None and graceful_stop.has_stepped_down(current, node)",
+        "view.ledger.planned_stop is not None and graceful_stop.has_stepped_down(current, node)",
         "False",
         "graceful",
         1000,
@@ -435,7 +434,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a plan outlives its HALT",
         "apply",
-        "after(at, halt=body, halt_at=now, plan=None, stop_at=None)",
+        "after(at, halt=body, halt_at=now, planned_stop=None)",
         "after(at, halt=body, halt_at=now)",
         "graceful",
         1000,
@@ -451,7 +450,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a second reason makes a second plan",
         "stop_for_departure",
-        "if view.ledger.plan is not None:\n    return None",
+        "if view.ledger.planned_stop is not None:\n    return None",
         "pass",
         "graceful",
         1000,
@@ -475,7 +474,7 @@ DEFECTS: tuple[Defect, ...] = (
     # Health checks
     Defect(
         "a node that is drained while it is checked enters",
-        "Lookout._note",
+        "LedgerWatch._note",
         "joining.drained(ledger, self.former)",
         "''",
         "checks",
@@ -489,7 +488,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a DRAIN of a node that leaves for its checks is forgotten",
-        "Lookout.__init__",
+        "LedgerWatch.__init__",
         "(*applicant.former, FormerNode(self._row.info.node_id, arrival.place.index))",
         "(FormerNode(self._row.info.node_id, arrival.place.index),)",
         "checks",

@@ -62,8 +62,9 @@ def _note_kept_out(world: World, entry: Entry, leader: SimAgent, first: float, l
     assert leader.supervisor is not None
     session, now = leader.supervisor.session, leader.host.now()
     ledger, watch = session.ledger, session.watch
-    pause = max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * ledger.resize_cost)
-    allowed_at = ledger.round_at if ledger.resized_at is None else ledger.resized_at + pause
+    resize, allowed_at = ledger.last_resize, ledger.round_at
+    if resize is not None:
+        allowed_at = resize.over_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * resize.cost)
     members = ledger.round.group_ranks if ledger.round is not None else {}
     for row in read_before(world, entry.id, entry.run):
         seen = watch.nodes.get(row.info.node_id)

@@ -16,7 +16,7 @@ from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.entries import Closed, Drain
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.session.join import Applicant, Joined, join
-from elastic_core.session.ledger_watch import Lookout
+from elastic_core.session.ledger_watch import LedgerWatch
 from simulator import data_loss, leaders
 from simulator.channel import Payload
 from simulator.engine import Process
@@ -57,7 +57,7 @@ def enter(
     if not plan.check_seconds or arrival is None:
         return join(store, applicant, runtime, arrival)
     agent.interruption = stop = runtime.event()
-    agent.lookout = lookout = Lookout(store, applicant, runtime, arrival, tell=stop.set)
+    agent.lookout = lookout = LedgerWatch(store, applicant, runtime, arrival, tell=stop.set)
     for node in lookout.former:
         agent.lineage.ids.add(node.node_id)
         world.lineages[node.node_id] = agent.lineage

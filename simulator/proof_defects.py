@@ -34,15 +34,15 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a question is asked while one is open",
         "ask_or_report",
-        "(asked := ledger.question) is None",
-        "(asked := ledger.question) is None or view.now > ledger.question_at",
+        "(asked := questions.open) is None",
+        "(asked := questions.open) is None or view.now > questions.read_at",
         "questions",
     ),
     Defect(
         "a question of an earlier round stands",
         "apply",
-        "after(at, halt=None, plan=None, stop_at=None, over=None, question=None, reports={})",
-        "after(at, halt=None, plan=None, stop_at=None, over=None, reports={})",
+        "replace(ledger.questions, open=None, reports={})",
+        "replace(ledger.questions, reports={})",
         "questions",
     ),
     # Gone nodes
@@ -71,8 +71,8 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     # Vouchers
     Defect(
         "a node with a voucher is gone although its heartbeat goes on",
-        "is_proved_gone",
-        "node.node_id in watch.gone and now >= silence_deadline(watch, node, timing)",
+        "LeaderView.is_proved_gone",
+        "node.node_id in self.watch.gone and self.is_lost(node.node_id)",
         "node.node_id in watch.gone",
         "vouched",
         1000,

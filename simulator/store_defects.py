@@ -57,9 +57,8 @@ STORE_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a round that was stopped is started again",
         "_wanted_round",
-        "current is None or not state.ledger.is_live or current.number <= state.row.round "
-        "or current.offer.id in state.started",
-        "current is None or not state.ledger.is_live or current.number <= state.row.round",
+        "current is None or current.number <= state.row.round or current.offer.id in state.started",
+        "current is None or current.number <= state.row.round",
         "data_loss",
         3000,
         first=140,

@@ -35,7 +35,7 @@ from elastic_core.protocol.node_events import AnswerFound, Stop
 from elastic_core.protocol.roster import Answer, Phase
 from elastic_core.rendezvous.backend import HeartbeatReply
 from elastic_core.rendezvous.options import RendezvousOptions
-from elastic_core.session.ledger_reader import load, said_by
+from elastic_core.session.ledger_reader import decode_roster_row, load
 
 CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), local_addr="127.0.0.1")
 
@@ -162,7 +162,9 @@ def test_an_agent_that_fails_has_plugins_rescue_memory_and_writes_its_decisions(
         job.run(config, Defective, rescuer=rescuer, listener=listener)
     assert rescuer.found == {"train/0/0": b"step 7"}
     [row] = LocalBackend(job.store).roster()
-    assert (said_by(row).phase, said_by(row).leaving) == (Phase.STOPPED, True), "nobody waits for it meanwhile"
+    assert (decode_roster_row(row).phase, decode_roster_row(row).leaving) == (Phase.STOPPED, True), (
+        "nobody waits for it meanwhile"
+    )
     [message] = [event.message for event in listener.events if event.name == "decisions"]
     [path] = (tmp_path / "logs").glob(f"*/elastic_decisions_{row.node_id}_*.jsonl")
     assert message == f"the newest decisions of this agent: {path}"

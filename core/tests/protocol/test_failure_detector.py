@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from views import incident, info, offer
+from views import incident, info, offer, start
 
 from elastic_core.config.run import Timing
 from elastic_core.protocol.failure_detector import (
@@ -21,12 +21,12 @@ from elastic_core.protocol.failure_detector import (
     forget,
     forget_older_epochs,
     is_lost,
-    is_proved_gone,
     mark_interrupted,
     observe,
     roster_read_interval,
     vouch,
 )
+from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.roster import SLOTS, NodeInfo, NodeRow, Slots, find_gone_nodes
 
 TIMING = Timing()
@@ -165,7 +165,8 @@ def test_a_proof_waits_until_the_heartbeat_has_stood_still_for_a_heartbeat_and_a
     watch = twins([(0.0, 1, 1), (2.0, 2, 2)])
     assert watch.gone == {"a"}
     assert [is_lost(watch, "a", TIMING, now) for now in (2.0, 4.9, 5.0)] == [False, False, True]
-    assert [is_proved_gone(watch, watch.nodes["a"], TIMING, now) for now in (4.9, 5.0)] == [False, True]
+    views = [LeaderView(ledger=start(), watch=watch, now=now) for now in (4.9, 5.0)]
+    assert [view.is_proved_gone(watch.nodes["a"]) for view in views] == [False, True]
     assert [is_lost(watch, "b", TIMING, now) for now in (5.0, 7.9)] == [False, False]
 
 

@@ -253,5 +253,5 @@ class TestDrain:
 )
 def test_a_halt_or_a_round_overrides_a_plan(end: Halt | Round) -> None:
     ledger = then(told(), end, at=NOW)
-    assert (ledger.plan, ledger.stop_at) == (None, None)
+    assert ledger.planned_stop is None
     assert (ledger.head.anchors.plan, ledger.head.anchors.stop_at) == (0, 0)

@@ -23,7 +23,14 @@ from elastic_core.protocol.entries import (
     Round,
     StopAt,
 )
-from elastic_core.protocol.ledger import Ledger, advance, compose, ledger_read_at, open_ledger, restore_ledger
+from elastic_core.protocol.ledger import (
+    LastResize,
+    Ledger,
+    advance,
+    compose,
+    open_ledger,
+    restore_ledger,
+)
 from elastic_core.protocol.repair import compose_resume
 from elastic_core.rendezvous.backend import ORIGIN
 
@@ -86,7 +93,7 @@ def test_for_how_long_a_halt_has_stood_goes_along_from_entry_to_entry() -> None:
     ledger = then(ledger, Leader(why="no heartbeat"), at=27.0, author="b")
     ledger = then(ledger, Leader(why="no heartbeat"), at=36.5, author="c")
     assert (ledger.head.since_halt, ledger.halted_at) == (16.5, 20.0)
-    late = ledger_read_at(ledger, 1000.0)  # a newcomer, by a clock of its own
+    late = replace(ledger, head_at=1000.0, halt_at=1000.0)  # a newcomer, by a clock of its own
     assert (late.halt_at, late.halted_at) == (1000.0, 983.5)
     lost = compose(ledger, compose_resume(ledger, "lost"), entry_id="r", author="b", now=40.5, store=ORIGIN)
     assert lost.since_halt == 20.5
@@ -122,11 +129,13 @@ def test_the_cost_of_a_resize_is_remembered() -> None:
     ledger = then(
         halted("a", HaltReason.RESIZE, at=20.0), Round(number=2, offer=offer("a"), members=members("ab")), at=20.4
     )
-    assert (ledger.resized_at, round(ledger.resize_cost, 3)) == (20.4, 0.4)
+    last = ledger.last_resize
+    assert last is not None
+    assert (last.over_at, round(last.cost, 3)) == (20.4, 0.4)
     other = then(
         halted("a", HaltReason.NODE_LOST, at=20.0), Round(number=2, offer=offer("a"), members=members("a")), at=21
     )
-    assert other.resized_at is None
+    assert other.last_resize is None
 
 
 def test_the_cost_of_a_resize_does_not_depend_on_when_it_is_read() -> None:
@@ -135,28 +144,30 @@ def test_the_cost_of_a_resize_does_not_depend_on_when_it_is_read() -> None:
     drain = entry(before, Drain(nodes=("b",), why="asked"), at=20.3)
     sealed = entry(advance(before, drain, 20.3), Round(number=2, offer=offer("a"), members=members("ab")), at=20.4)
     late = advance(advance(before, drain, 35.0), sealed, 35.0)
-    assert (late.resized_at, round(late.resize_cost, 3)) == (35.0, 0.4)
+    last = late.last_resize
+    assert last is not None
+    assert (last.over_at, round(last.cost, 3)) == (35.0, 0.4)
 
 
 def test_a_resize_on_which_a_member_was_lost_cost_what_the_loss_did() -> None:
     ledger = halted("ab", HaltReason.RESIZE, at=20.0)
     ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ac")), at=620.0)
-    assert (ledger.resized_at, ledger.resize_cost) == (620.0, 0.0)
+    assert ledger.last_resize == LastResize(620.0, 0.0)
 
 
 def test_a_resize_on_which_the_leader_was_lost_cost_what_the_loss_did() -> None:
     ledger = then(halted("ab", HaltReason.RESIZE, at=20.0), Leader(why="silent"), at=27.0, author="b")
     ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=45.0)
-    assert (ledger.resized_at, ledger.resize_cost) == (45.0, 0.0)
+    assert ledger.last_resize == LastResize(45.0, 0.0)
     ledger = then(ledger, Halt(round=2, reason=HaltReason.RESIZE, why="d joins"), at=60.0)
     ledger = then(ledger, Round(number=3, offer=offer("a", 3), members=members("abcd")), at=62.0)
-    assert (ledger.resized_at, ledger.resize_cost) == (62.0, 2.0), "there has been none on this one"
+    assert ledger.last_resize == LastResize(62.0, 2.0), "there has been none on this one"
 
 
 def test_a_resize_for_which_nobody_came_after_all_cost_what_it_took() -> None:
     ledger = halted("ab", HaltReason.RESIZE, at=20.0)
     ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("ab")), at=22.0)
-    assert (ledger.resized_at, ledger.resize_cost) == (22.0, 2.0)
+    assert ledger.last_resize == LastResize(22.0, 2.0)
 
 
 def test_a_resize_in_which_the_run_was_resumed_cost_what_the_store_did() -> None:
@@ -165,7 +176,7 @@ def test_a_resize_in_which_the_run_was_resumed_cost_what_the_store_did() -> None
         compose(before, compose_resume(before, "lost"), entry_id="r", author="a", now=25.0, store=ORIGIN), 25.0
     )
     ledger = then(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=27.0)
-    assert (ledger.resized_at, ledger.resize_cost) == (27.0, 0.0)
+    assert ledger.last_resize == LastResize(27.0, 0.0)
 
 
 def test_a_newcomer_counts_no_more_of_a_resize_than_it_has_seen() -> None:
@@ -175,7 +186,7 @@ def test_a_newcomer_counts_no_more_of_a_resize_than_it_has_seen() -> None:
     entries = {1: start().head, 2: live("ab").head, 3: halted("ab", HaltReason.RESIZE, at=20.0).head}
     late = restore_ledger(ledger.head, entries, 1000.0)
     sealed = entry(ledger, Round(number=2, offer=offer("a", 2), members=members("abc")), at=51.0)
-    assert advance(late, sealed, 1001.5).resize_cost == 1.5
+    assert advance(late, sealed, 1001.5).last_resize == LastResize(1001.5, 1.5)
 
 
 def broken(ledger: Ledger, **change: object) -> Entry:
@@ -285,9 +296,8 @@ def test_a_newcomer_knows_the_same_from_the_newest_entry_and_its_anchors(bodies:
         ledger.leader,
         ledger.is_live,
     )
-    assert (new.plan, new.stop_at) == (ledger.plan, ledger.stop_at)
+    assert new.planned_stop == (ledger.planned_stop and replace(ledger.planned_stop, read_at=5.0))
     assert new.round_at == (0.0 if ledger.round is None else 5.0)
-    assert new.plan_at == (0.0 if ledger.plan is None else 5.0)
     assert new.head.run == RUN
 
 
@@ -298,20 +308,19 @@ def test_a_newcomer_knows_what_a_resumed_run_goes_on_with(bodies: list[Body]) ->
         mine = then(mine, body, at=20.0)
     head = compose(None, compose_resume(mine, "lost"), entry_id="r1", author="a", now=30.0, run=RUN)
     resumed = open_ledger(head, 30.0)
-    assert (resumed.halt, resumed.plan, resumed.stop_at) == (mine.halt, mine.plan, mine.stop_at)
-    assert (resumed.round_at, resumed.resized_at) == (30.0, 30.0)
-    for part, read_at in ((resumed.halt, resumed.halt_at), (resumed.plan, resumed.plan_at)):
-        assert part is None or read_at == 30.0
+    assert resumed.halt == mine.halt
+    assert resumed.planned_stop == (mine.planned_stop and replace(mine.planned_stop, read_at=30.0))
+    assert (resumed.round_at, resumed.last_resize) == (30.0, LastResize(30.0))
+    assert resumed.halt is None or resumed.halt_at == 30.0
     halted = then(resumed, HALT_1, at=30.0)
     sealed = then(resumed, Round(number=2, offer=offer("a", 2), same_as=1), at=30.0)
     for ledger in (resumed, then(resumed, Leader(why="x"), at=30.0), halted, sealed):
         new = restore_ledger(ledger.head, {head.index: head, ledger.head.index: ledger.head}, 30.0)
-        assert (new.plan_at == 30.0) or new.plan is None
-        for what in ("round", "round_at", "halt", "plan", "stop_at", "is_live"):
+        for what in ("round", "round_at", "halt", "planned_stop", "is_live"):
             assert getattr(new, what) == getattr(ledger, what), what
         if ledger.halt is not None:
             assert new.halt_at == 30.0
-        assert new.resized_at == 30.0
+        assert new.last_resize == LastResize(30.0)
 
 
 def test_a_newcomer_knows_a_run_that_was_just_opened_from_its_open_alone() -> None:
@@ -331,8 +340,8 @@ def test_a_newcomer_refuses_a_plan_that_is_none() -> None:
 def test_a_newcomer_takes_the_last_resize_for_just_now() -> None:
     """L4: should it become leader at once, resizes stay batched all the same."""
     ledger = live("ab")
-    assert restore_ledger(ledger.head, {1: start().head, 2: ledger.head}, 5.0).resized_at == 5.0
-    assert restore_ledger(start().head, {1: start().head}, 5.0).resized_at is None
+    assert restore_ledger(ledger.head, {1: start().head, 2: ledger.head}, 5.0).last_resize == LastResize(5.0)
+    assert restore_ledger(start().head, {1: start().head}, 5.0).last_resize is None
 
 
 def test_a_newcomer_refuses_a_history_with_holes() -> None:

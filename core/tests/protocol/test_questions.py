@@ -61,6 +61,11 @@ def answered(report: str = "1") -> Ledger:
     return then(asked(at=NOW - 2), Answers(round=1, name="load", question=3, report=report), at=NOW - 1)
 
 
+def with_reports(reports: dict[str, tuple[int, str]]) -> Ledger:
+    ledger = answered()
+    return replace(ledger, questions=replace(ledger.questions, reports=reports))
+
+
 def answer(name: str, text: str, *, to: int = 3, **more: Any) -> NodeView:
     return running(name, answer=Answer(to, text), **more)
 
@@ -127,7 +132,7 @@ class TestQuestion:
         assert found.at == NOW - 2 + QUESTION_PAUSE_SECONDS
 
     def test_of_the_questions_in_a_row_only_the_first_are_taken(self) -> None:
-        known = replace(answered(), reports={f"n{number}": (4, "1") for number in range(MAX_ASKS)})
+        known = with_reports({f"n{number}": (4, "1") for number in range(MAX_ASKS)})
         stranger = request()
         flood = tuple(Ask(f"n{number}", "7", 3) for number in range(MAX_ASKS + 1))
         stranger = replace(stranger, row=replace(stranger.row, asks=flood))
@@ -138,7 +143,7 @@ class TestQuestion:
         [(31, True, True), (MAX_QUESTION_NAMES // 2, True, False), (MAX_QUESTION_NAMES, False, False)],
     )
     def test_a_round_has_so_many_names_of_questions(self, names: int, of_a_member: bool, of_a_command: bool) -> None:
-        ledger = replace(answered(), reports={f"n{number}": (4, "1") for number in range(names)})
+        ledger = with_reports({f"n{number}": (4, "1") for number in range(names)})
         members = running("a", head=4), running("b", head=4)
         found = decide(view(ledger, asks("a", head=4), members[1])), decide(view(ledger, *members, request()))
         assert [isinstance(each, Append) for each in found] == [of_a_member, of_a_command]
@@ -203,7 +208,7 @@ class TestAnswers:
         assert isinstance(due(of_another), SumUp)
         found = body(decide(replace(known, summary=Summary(3, "[3]"))))
         assert found == Answers(round=1, name="load", question=3, report="[3]")
-        assert then(asked(), found, at=NOW).reports == {"load": (4, "[3]")}
+        assert then(asked(), found, at=NOW).questions.reports == {"load": (4, "[3]")}
 
     def test_a_successor_sums_up_what_members_have_answered(self) -> None:
         ledger = then(asked(), Leader(why="a is gone"), at=NOW - 0.5, author="b")
@@ -268,7 +273,7 @@ def test_questions_and_answers_are_forgotten_with_the_round() -> None:
     node.reads(Round(number=2, offer=offer("a", 2), same_as=1))
     node.hears(WorkersGone())
     row = row_of(node.state)
-    assert (row.asks, row.answer, node.state.ledger.question) == ((), None, None)
+    assert (row.asks, row.answer, node.state.ledger.questions.open) == ((), None, None)
     node.hears(Asked(1, "load", "7"))
     assert row_of(node.state).asks == ()
 

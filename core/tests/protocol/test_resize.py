@@ -13,7 +13,7 @@ from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.entries import Counters, HaltReason, HostLosses, Round, SpentRestart
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import LookAgain
-from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.ledger import LastResize, Ledger
 from elastic_core.protocol.resize import (
     FRESH_SECONDS,
     MAX_WAIT_FACTOR,
@@ -121,7 +121,7 @@ def test_users_are_told_once_a_node_has_waited_for_a_moment(waited: float, told:
 
 
 def test_a_resize_that_only_the_pause_puts_off_is_not_explained_by_work() -> None:
-    ledger = replace(job({}, {}, {}), resized_at=NOW - 7.0, resize_cost=1.0)
+    ledger = replace(job({}, {}, {}), last_resize=LastResize(NOW - 7.0, 1.0))
     assert decision(ledger, {}, {}, {}, arrived=(NOW - 60.0,)) == LookAgain(NOW + 3.0)
 
 

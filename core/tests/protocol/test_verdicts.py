@@ -15,6 +15,7 @@ from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.resize import next_admission_at
 
 BLAME = incident("b")
 LATER = replace(RESTART, delay=8.0, reason="back-off")
@@ -159,7 +160,7 @@ def test_a_waiting_node_is_admitted_when_the_exclusion_of_its_host_ends(until: i
         assert isinstance(decision, LookAgain)
         silence = NOW + ledger.settings.timing.lost_after
         assert decision.at == silence
-        assert known.next_admission_at() == result
+        assert next_admission_at(known) == result
 
 
 def test_a_leader_looks_at_the_end_of_an_exclusion_if_nothing_is_due_before() -> None:

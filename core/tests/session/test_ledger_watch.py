@@ -15,7 +15,7 @@ from elastic_core.protocol.entries import Drain
 from elastic_core.protocol.ledger import advance
 from elastic_core.rendezvous.backend import ORIGIN, Cursor
 from elastic_core.session.join import Applicant, Arrival, FormerNode
-from elastic_core.session.ledger_watch import Lookout
+from elastic_core.session.ledger_watch import LedgerWatch
 from elastic_core.session.runtime import Runtime
 
 PATIENCE = 60.0
@@ -51,7 +51,7 @@ def test_a_connection_that_comes_after_the_end_leaves_no_row_and_no_error(
     memory, before = MemoryStore(), {*threading.enumerate()}
     store = SlowToConnect(memory, lost=lost)
     applicant = Applicant(info=info("b"), settings=settings(1, 2))
-    lookout = Lookout(store, applicant, Runtime(new_id=lambda: "lookout"), Arrival(ORIGIN))
+    lookout = LedgerWatch(store, applicant, Runtime(new_id=lambda: "lookout"), Arrival(ORIGIN))
     [thread] = {*threading.enumerate()} - before
     assert store.asked.wait(PATIENCE)
     lookout.close()
@@ -66,7 +66,7 @@ def test_the_host_of_an_embedded_store_knows_of_the_node_before_people_do() -> N
     memory = MemoryStore()
     store = SlowToConnect(memory, lost=False)
     store.embedded = True
-    lookout = Lookout(
+    lookout = LedgerWatch(
         store,
         Applicant(info=info("b"), settings=settings(1, 2)),
         Runtime(new_id=lambda: "lookout"),
@@ -94,7 +94,7 @@ def test_a_node_that_is_drained_says_in_its_row_that_it_leaves() -> None:
     applicant = Applicant(info=info("b"), settings=settings(1, 2), former=(FormerNode("before", ledger.head.index),))
     told = threading.Event()
     arrival = Arrival(follows.link, ledger.head.run, belongs=True)
-    lookout = Lookout(store, applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
+    lookout = LedgerWatch(store, applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
     assert told.wait(PATIENCE)
     assert lookout.drained == "asked"
     assert lookout.verdict() is None
@@ -112,7 +112,7 @@ def test_a_row_that_the_leader_has_removed_is_entered_again() -> None:
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
     applicant = Applicant(info=info("b"), settings=settings(1, 2, beat_interval=0.05))
     arrival = Arrival(ledger.head.link, ledger.head.run, belongs=True)
-    lookout = Lookout(LocalBackend(memory), applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
+    lookout = LedgerWatch(LocalBackend(memory), applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
     lookout.wait_until_entered(PATIENCE)
     store.remove("lookout")
     version = 0
@@ -152,7 +152,7 @@ def test_the_row_of_a_former_node_is_removed_once() -> None:
     applicant = Applicant(info=info("b"), settings=settings(1, 2), former=(FormerNode("before", ledger.head.index),))
     arrival = Arrival(ledger.head.link, ledger.head.run, belongs=True)
     store.enter("before", encode_row(seen("before", node=info("before")).row))
-    lookout = Lookout(store, applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
+    lookout = LedgerWatch(store, applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
     version = 0
     while store.roster(["before"]):
         version = store.wait(Cursor(1, version), roster=True, timeout=PATIENCE).roster

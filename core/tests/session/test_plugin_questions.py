@@ -40,5 +40,5 @@ def test_a_question_of_another_history_with_the_same_index_has_no_report_yet() -
     questions, ledger = questions_of(lambda question, answers, before: "[1]"), then(live("ab"), QUESTION, at=2.0)
     questions.sum_up(WANTED, ledger)
     other = then(live("ab"), replace(QUESTION), at=4.0)
-    assert other.question_index == ledger.question_index
+    assert other.questions.index == ledger.questions.index
     assert questions.summary(other) is None

@@ -32,7 +32,7 @@ from elastic_core.protocol.node_events import Exit
 from elastic_core.rendezvous.backend import RendezvousBackend, workers_store
 from elastic_core.session.contact import StoreWait
 from elastic_core.session.join import Arrival, Joined, arrive, join
-from elastic_core.session.ledger_watch import Lookout
+from elastic_core.session.ledger_watch import LedgerWatch
 from elastic_core.session.runtime import RUNTIME
 from elastic_core.warden.messages import WardenEvent
 
@@ -114,7 +114,7 @@ class Newcomer:
         imports = starter is not None and arrival is not None and arrival.round > 0
         with closing(Interruption(leave_signals(config), start.plugins.host_end)) as interruption:
             if arrival is not None and (takes_time or imports):
-                lookout = Lookout(self._store, self._applicant, RUNTIME, arrival, tell=interruption.wake)
+                lookout = LedgerWatch(self._store, self._applicant, RUNTIME, arrival, tell=interruption.wake)
                 entrance.callback(lookout.close)
                 lookout.wait_until_entered(config.timing.beat_interval)
             pass_gate(gate, interruption)

@@ -190,8 +190,8 @@ def _waits_for(state: NodeState, nodes: str) -> str:
         return nodes
     if state.work is Work.STOPPING:
         return f"the processes of round {number} to end"
-    if state.work is Work.RUNNING and ledger.plan is not None:
-        at = "" if ledger.stop_at is None else f" at step {ledger.stop_at.step}"
+    if state.work is Work.RUNNING and ledger.planned_stop is not None:
+        at = "" if (stop := ledger.planned_stop.stop_at) is None else f" at step {stop.step}"
         return f"the workers of round {number} to stop together{at}"
     if state.work is Work.RUNNING:
         return "nothing: the workers run"

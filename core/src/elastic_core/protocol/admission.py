@@ -27,14 +27,14 @@ class Admission(Enum):
 
 
 def needs_liveness(ledger: Ledger, uid: str | None) -> bool:
-    """Whether :func:`admit` depends on which nodes are alive, which takes as long to find out as to lose a node."""
+    """Return True if :func:`admit` needs to know which nodes are alive, which takes as long as to lose a node."""
     if ledger.closed is not None:
         return uid is None or ledger.opened.scheduler_uid is None
     return uid is not None and uid != ledger.opened.scheduler_uid
 
 
 def has_only_waited(closed: Closed) -> bool:
-    """Whether a run has ended since too few nodes were there, and nothing had failed: the next node begins anew.
+    """Return True if a run has ended since too few nodes were there, and nothing had failed: the next node begins anew.
 
     A scheduler may bring the nodes of one run one by one, and the last one after the others have given up.
     """
@@ -53,8 +53,6 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission | 
     if ledger.closed is not None:
         if same and not has_only_waited(ledger.closed):
             return ledger.closed
-        if same:
-            return Admission.OPEN_NEXT
         if alive and (uid is None or ledger.opened.scheduler_uid is None):
             raise RendezvousRefusedError(
                 f"Run {ledger.head.run} under this job id is over ({ledger.closed.why}), and its nodes are still "
@@ -97,7 +95,7 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
 
 
 def is_same_program(opener: Settings, mine: Settings, *, unnamed: bool) -> bool:
-    """Whether a node runs the same program as a run, as far as is known; see :func:`check_settings`."""
+    """Return True if a node runs the same program as a run, as far as is known; see :func:`check_settings`."""
     return _command_refusal(opener, mine, unnamed=unnamed) is None
 
 

@@ -85,7 +85,7 @@ class Codec:
     encode_row: Callable[[NodeRow], bytes] = encode_row
     decode_row: Callable[[bytes], NodeRow] = decode_row
     can_fail: bool = True
-    """Whether there can be a row that a node cannot decode; False in a simulator whose values are not bytes."""
+    """True if there can be a row that a node cannot decode; False in a simulator whose values are not bytes."""
 
 
 CODEC = Codec()  # the functions of this module

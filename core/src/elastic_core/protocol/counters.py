@@ -22,7 +22,7 @@ LOSSES_KEPT_SECONDS = 3600.0  # how long the ledger remembers the losses of a ho
 
 
 def is_charged(incident: Incident | None) -> TypeGuard[Incident]:
-    """Whether an incident spends a restart: only failures of workers do."""
+    """Return True if an incident spends a restart: only failures of workers do."""
     return incident is not None and incident.kind in SPENDS_A_RESTART
 
 
@@ -129,6 +129,11 @@ def _with_progress(failure: Failure, rows: Sequence[NodeRow]) -> Failure:
     )
 
 
+def _hosts_with_rows(view: LeaderView) -> set[str]:
+    """Return the ids of the hosts that have a row."""
+    return {node.row.info.host_id for node in view.watch.nodes.values() if node.listed}
+
+
 def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
     """Return the losses by host after these hosts were lost (a host is listed twice if two of its nodes were).
 
@@ -140,7 +145,7 @@ def _losses_by_host(view: LeaderView, lost: list[str]) -> dict[str, HostLosses]:
     for host in lost:
         before = losses.get(host)
         losses[host] = HostLosses(1 if before is None else before.count + 1, round(age, 1))
-    here = view.hosts
+    here = _hosts_with_rows(view)
     kept = [(host, one) for host, one in losses.items() if host in here or age - one.age < LOSSES_KEPT_SECONDS]
     return dict(sorted(kept, key=lambda item: (item[1].count, item[1].age))[-MAX_HOSTS:])
 
@@ -172,7 +177,7 @@ def _excluded_hosts(
     stay, and among equals the newest.
     """
     age, verdict = view.age, view.verdict(old.number)
-    every, here = view.ledger.counters.excluded_at(age), view.hosts
+    every, here = view.ledger.counters.excluded_at(age), _hosts_with_rows(view)
     out: dict[str | None, int | None] = {}
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and incident is not None:
         out[incident.node_id] = None if verdict.exclude_for is None else math.ceil(age + verdict.exclude_for)

@@ -18,7 +18,7 @@ MAX_LOSSES = 3  # losses after which a host is left out while other nodes are en
 
 @dataclass(frozen=True, slots=True)
 class HostLosses:
-    """How often a host was lost, and when that was last."""
+    """The number of losses of a host, and the age of the last one."""
 
     count: int
     age: float  # the :attr:`Entry.age` of the ROUND that counted the last loss
@@ -42,7 +42,7 @@ class SpentRestart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What the job remembers across rounds and leaders. Every entry carries it."""
+    """The job's memory across rounds and leaders. Every entry carries it."""
 
     restarts: int = 0  # restarts spent, of ``--max_restarts``
     barren: int = 0  # rounds in a row that ended without progress (rule L4)
@@ -116,7 +116,7 @@ class Round:
     members: Annotated[tuple[Member, ...], COLUMNS] = ()
     same_as: int = 0  # the number of the round that has the same members in the same order; 0 if ``members`` lists them
     charged: bool = False
-    """Whether this round spent a restart. It is given back if a member that is dropped later never saw this round."""
+    """True if this round spent a restart. It is given back if a member that is dropped later never saw this round."""
     why: str = ""
     verdict: str = field(default="", metadata=SKIPPABLE)  # the policy that allowed this restart, and its reason
     hosts: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class Round:
 
     @property
     def world_size(self) -> int:
-        """How many ranks it has."""
+        """The number of its ranks."""
         return sum(member.local_world_size for member in self.members)
 
     def host_of(self, node_id: str) -> str | None:
@@ -163,7 +163,7 @@ class Halt:
     why: str
     incident: Incident | None = None
     planned: bool = False
-    """Whether nothing is wrong with the workers, so that they get time to save. Implied by a resize."""
+    """True if nothing is wrong with the workers, so that they get time to save. Implied by a resize."""
     verdict: str = field(default="", metadata=SKIPPABLE)  # with GIVING_UP, the reason of the failure policies
     requeue: bool = field(default=False, metadata=SKIPPABLE)  # with GIVING_UP, whether they want the job requeued
 
@@ -244,7 +244,7 @@ class Closed:
     incident: Incident | None = None  # the root cause: the first failure across all nodes
     requeue: bool = False
     abandoned: bool = False
-    """Whether a node of the next run closed it because none of its nodes was alive. That is not a verdict (rule S6)."""
+    """True if a node of the next run closed it because none of its nodes was alive. That is not a verdict (rule S6)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,14 +19,14 @@ from elastic_core.protocol.roster import NodeRow, find_gone_nodes
 CONTACT_GAP_MAX_SECONDS = 3.0  # upper limit of :func:`contact_gap`, where heartbeats and reads are fast
 
 LOOKS_PER_SILENCE = 4
-"""How often the leader reads the roster, at least, within ``lost_after``. A heartbeat is read up to one interval after
-it was sent, so a silent node is found within ``lost_after`` and a quarter of it."""
+"""The fewest reads of the roster by the leader within ``lost_after``. A heartbeat is read up to one interval after it
+was sent, so a silent node is found within ``lost_after`` and a quarter of it."""
 
 PROOF_HEARTBEATS = 1.5
 """Heartbeat intervals without a heartbeat after which a proof that a node is gone counts. A live node is not silent for
 that long unless it is cut off. (The check is needed because two machines may have the same host id.)"""
 CONTRADICTIONS_MAX = 2
-"""How often the heartbeat of a node that is proved to be gone must grow before its host is distrusted. Once is not
+"""The times that the heartbeat of a node proved to be gone must grow before its host is distrusted. Once is not
 enough: the last heartbeat of a dead node may arrive late, and at most one is on its way."""
 
 
@@ -58,7 +58,7 @@ class NodeView:
     sign_at: float = -math.inf
     """When the leader itself saw its heartbeat or its row change; its first appearance does not count."""
     listed: bool = True
-    """Whether the newest read had its current row. Otherwise the node is judged by its heartbeats alone."""
+    """True if the newest read had its current row. Otherwise the node is judged by its heartbeats alone."""
     revision: int = 0
     """The row's revision, which grows as long as the node lives, even if the store loses rows (rule S7)."""
     highest: int = 0  # The highest heartbeat that was read. A store that was restored from a copy shows lower ones.
@@ -79,7 +79,7 @@ class DeposedLeader:
     heartbeat: int
     changed_at: float
     unanswered: bool = False
-    """Whether it was deposed because it did not answer an incident, and not for a missing heartbeat (rule L2)."""
+    """True if it was deposed because it did not answer an incident, and not for a missing heartbeat (rule L2)."""
 
 
 @dataclass(frozen=True)
@@ -180,16 +180,14 @@ def observe(
         if node_id not in nodes:
             nodes[node_id] = replace(old, listed=False, changed_at=now if cut_off else old.changed_at)
     in_order = dict(sorted(nodes.items(), key=lambda item: item[1].serial))
-    began_at = now if watch.read_at is None or cut_off else watch.began_at
-    gap_at = now if cut_off else watch.gap_at
     vouched_for = {node_id for node in nodes.values() for node_id in node.row.release}
     contradicted = {node.row.info.host_id for node in nodes.values() if node.contradictions >= CONTRADICTIONS_MAX}
     return replace(
         watch,
         nodes=in_order,
         read_at=now,
-        began_at=began_at,
-        gap_at=gap_at,
+        began_at=now if watch.read_at is None or cut_off else watch.began_at,
+        gap_at=now if cut_off else watch.gap_at,
         proven=(watch.gone | vouched_for) & in_order.keys(),
         distrusted=watch.distrusted | contradicted,
     )
@@ -229,16 +227,11 @@ def forget(watch: Watch, node_ids: Iterable[str]) -> Watch:
 
 
 def is_lost(watch: Watch, node_id: str, timing: Timing, now: float) -> bool:
-    """Whether a node is lost: silent beyond its limit (see :func:`silence_deadline`), or without a row for as long."""
+    """Return True if a node is silent beyond its limit (:func:`silence_deadline`), or had no row for as long."""
     node = watch.nodes.get(node_id)
     if node is None:
         return now >= watch.began_at + timing.lost_after
     return now >= silence_deadline(watch, node, timing)
-
-
-def is_proved_gone(watch: Watch, node: NodeView, timing: Timing, now: float) -> bool:
-    """Whether it is proved that a node's last process is gone, and its heartbeat does not contradict it (rule S8)."""
-    return node.node_id in watch.gone and now >= silence_deadline(watch, node, timing)
 
 
 def silence_deadline(watch: Watch, node: NodeView, timing: Timing) -> float:

@@ -13,17 +13,15 @@ from elastic_core.protocol.entries import Drain, Entry, HaltReason, Plan, Round,
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import Append, Decision, LookAgain, halt_round
 from elastic_core.protocol.leader_view import LeaderView
+from elastic_core.protocol.ledger import PlannedStop
 from elastic_core.protocol.limits import MAX_DRAINED_NODES, list_names
 from elastic_core.protocol.roster import Phase
 
 
 def can_take_notices(view: LeaderView, current: Round) -> bool:
-    """Whether the workers of every member take notices, so that a PLAN can reach them."""
-    found = view.node_views(current)
-    return len(found) == len(current.members) and all(
-        node.row.phase is Phase.RUNNING and node.row.round == current.number and node.row.takes_notices
-        for node in found
-    )
+    """Return True if the workers of every member take notices, so that a PLAN can reach them."""
+    rows = [node.row for node in view.node_views(current) if node.row.round == current.number]
+    return sum(row.phase is Phase.RUNNING and row.takes_notices for row in rows) == len(current.members)
 
 
 def stop_gracefully(view: LeaderView, current: Round, reason: HaltReason, why: str, deadline: float) -> Append:
@@ -39,31 +37,31 @@ def stop_for_departure(view: LeaderView, current: Round, node: NodeView) -> Appe
     why = f"{view.describe_nodes([node.node_id])} leaves"
     if not node.row.grace or node.row.phase is not Phase.RUNNING:
         return halt_round(current, HaltReason.NODE_LEFT, why)
-    if view.ledger.plan is not None:
+    if view.ledger.planned_stop is not None:
         return None
     return stop_gracefully(view, current, HaltReason.NODE_LEFT, why, node.row.grace)
 
 
 def has_stepped_down(current: Round, node: NodeView | None) -> bool:
-    """Whether a member's workers have stopped by themselves, as STOP_AT told them, and are gone."""
+    """Return True if a member's workers have stopped by themselves, as STOP_AT told them, and are gone."""
     if node is None or node.row.round != current.number:
         return False
     return node.row.phase is Phase.STOPPED and node.row.stepped_down
 
 
-def continue_plan(view: LeaderView, current: Round, plan: Plan, finished: set[str]) -> Decision:
+def continue_plan(view: LeaderView, current: Round, stop: PlannedStop, finished: set[str]) -> Decision:
     """Return the next step of a PLAN: STOP_AT when all have answered, HALT when all have stopped or at the deadline."""
-    ledger = view.ledger
+    plan = stop.plan
     ids = [node_id for node_id in current.group_ranks if node_id not in finished]
     left = [node_id for node_id in ids if not has_stepped_down(current, view.get(node_id))]
     if not left:
         return halt_round(current, plan.reason, plan.why, planned=True)
-    deadline = ledger.plan_at + plan.deadline
+    deadline = stop.read_at + plan.deadline
     if view.now >= deadline:
-        where = "" if ledger.stop_at is None else f" at step {ledger.stop_at.step}"
+        where = "" if stop.stop_at is None else f" at step {stop.stop_at.step}"
         why = f"{plan.why}; {view.describe_nodes(left)} had not stopped{where} after {plan.deadline:g} s"
         return halt_round(current, plan.reason, why, planned=True)
-    if ledger.stop_at is None and (steps := _reported_steps(view, ids)) is not None:
+    if stop.stop_at is None and (steps := _reported_steps(view, ids)) is not None:
         leaving = plan.reason is not HaltReason.RESIZE or any(map(view.is_leaving, current.group_ranks))
         return Append(StopAt(round=current.number, step=max(steps) + 1, leaving=leaving))
     return LookAgain(view.next_look_at(deadline, nodes=view.node_views(current)))

@@ -16,10 +16,10 @@ from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, LookAgain, SumUp
-from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView
+from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView, Suspicion, cause_known_at
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
 from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
-from elastic_core.protocol.resize import next_resize
+from elastic_core.protocol.resize import next_admission_at, next_resize
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.row_delay import max_row_delay
 
@@ -104,7 +104,8 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
     # A worker failed. If every report so far says that a peer is gone, the report of the cause may still be on its way:
     # give it a moment, because the policies judge the cause.
     if incidents := view.incidents(current):
-        if (asked := view.judgement_of(current.number)) is None and view.now < (until := view.cause_known_at(current)):
+        asked, until = view.judgement_of(current.number), cause_known_at(view, current, incidents)
+        if asked is None and view.now < until:
             return LookAgain(until)
         return _decide_failure(view, current, (asked and asked.incident) or incidents[0])
     # A member is lost, leaves, or stopped by itself. A member that has finished is not needed any more.
@@ -112,13 +113,14 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         if node_id not in finished and (halt := _departure_halt(view, current, node_id)) is not None:
             return halt
     # A member sends heartbeats and has not shown in time that it read the ROUND: its workers may never start (L2).
-    late, suspect_at = view.suspectable_members(current, ledger.head.anchors.latest), view.silence_suspected_at
+    suspicion = Suspicion(view, current)
+    late, suspect_at = suspicion.suspectable_members(ledger.head.anchors.latest), suspicion.silence_suspected_at
     if late and view.now >= suspect_at:
         why = f"round {current.number} did not begin in time on {view.describe_nodes(late)}"
         return leader_entries.halt_round(current, HaltReason.UNSEEN, why)
     # The workers are about to stop together, for a resize or because a member leaves.
-    if ledger.plan is not None:
-        return graceful_stop.continue_plan(view, current, ledger.plan, finished)
+    if ledger.planned_stop is not None:
+        return graceful_stop.continue_plan(view, current, ledger.planned_stop, finished)
     looks, put_off = [suspect_at] if late else [], ""
     # A node waits and there is room: resize as soon as L4 and L13 allow it, unless a member has finished, so that the
     # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
@@ -130,7 +132,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
             why = f"{who} joins the {len(ids)} node(s) of the round"
             return graceful_stop.stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
-    elif len(current.members) < view.agreement.max_nodes and (admitted_at := view.next_admission_at()) is not None:
+    elif len(current.members) < view.agreement.max_nodes and (admitted_at := next_admission_at(view)) is not None:
         looks.append(admitted_at)  # L12: a node waits whose host is excluded until then
     # A monitor or a command asks all members something, or their answers are to be summed up (L14).
     asks = questions.ask_or_report(view, current, finished)
@@ -165,12 +167,12 @@ def _decide_failure(view: LeaderView, current: Round, first: Incident) -> Decisi
 
 
 def _can_restart_all(view: LeaderView, current: Round) -> bool:
-    """Whether every member is here and stays, as far as the leader knows.
+    """Return True if every member is here and stays, as far as the leader knows.
 
     A member that has not read this round yet may still read the next one; if it does not, it is suspected then (L2).
     """
-    ids = current.group_ranks
-    if any(view.is_leaving(node_id) or view.is_silent_old_leader(node_id) for node_id in ids):
+    ids, suspicion = current.group_ranks, Suspicion(view, current)
+    if any(view.is_leaving(node_id) or suspicion.is_silent_old_leader(node_id) for node_id in ids):
         return False
     if any(graceful_stop.has_stepped_down(current, view.get(node_id)) for node_id in ids):
         return False
@@ -181,7 +183,7 @@ def _departure_halt(view: LeaderView, current: Round, node_id: str) -> Append | 
     """Return the HALT (or PLAN) for a member that leaves, is lost, or stopped by itself; None for one that stays."""
     node = view.get(node_id)
     # Its workers stopped as the PLAN wants it. The node may go away now; the HALT follows when all have stopped.
-    if view.ledger.plan is not None and graceful_stop.has_stepped_down(current, node):
+    if view.ledger.planned_stop is not None and graceful_stop.has_stepped_down(current, node):
         return None
     if node is not None and node.row.leaving:
         return graceful_stop.stop_for_departure(view, current, node)
@@ -219,11 +221,10 @@ def _resize_allowed_at(view: LeaderView) -> float:
     A leader that was cut off after the last resize began does not know its cost, from its HALT to its ROUND: part of it
     may have been the time without the store.
     """
-    ledger = view.ledger
-    if ledger.resized_at is None:
-        return ledger.round_at
-    is_cost_known = view.watch.gap_at < ledger.resized_at - ledger.resize_cost
-    return ledger.resized_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * ledger.resize_cost * is_cost_known)
+    if (last := view.ledger.last_resize) is None:
+        return view.ledger.round_at
+    is_cost_known = view.watch.gap_at < last.over_at - last.cost
+    return last.over_at + max(RESIZE_PAUSE_SECONDS, RESIZE_PAUSE_FACTOR * last.cost * is_cost_known)
 
 
 # Halted: a HALT without a later ROUND --------------------------------------------------------------------------------
@@ -247,21 +248,21 @@ class _HaltedMembers:
         return [i for i in (*self.lost, *self.suspected, *out) if not view.has_finished(old, i)]
 
 
-def _sort_members(view: LeaderView, old: Round) -> _HaltedMembers:
+def _sort_members(suspicion: Suspicion) -> _HaltedMembers:
+    view, old = suspicion.view, suspicion.round
     ids, agreement, halt = old.group_ranks, view.agreement, view.ledger.head.anchors.halt
     leaving = [node_id for node_id in ids if view.is_leaving(node_id)]
     lost = [node_id for node_id in ids if not view.is_leaving(node_id) and view.is_lost(node_id)]
     gone = {*leaving, *lost}
     fit = [node_id for node_id in ids if node_id not in gone]
-    unseen, late = set(view.members_behind(old, halt)), set(view.suspectable_members(old, halt))
-    joining = view.waiting_nodes()
-    suspected = [node_id for node_id in fit if node_id in late and view.now >= view.member_suspected_at(node_id)]
+    joining, late = view.waiting_nodes(), suspicion.suspectable_members(halt)
+    suspected = [i for i in late if i not in gone and view.now >= suspicion.member_suspected_at(i)]
     # L2: suspicion alone never takes a job below its minimum, nor ends it. The heartbeat limit does.
     enough = len(fit) - len(suspected) + len(joining) >= agreement.min_nodes
     if not enough or agreement.on_node_loss is OnNodeLoss.FAIL:
         suspected = []
-    gone |= set(suspected)
-    fit = [node_id for node_id in fit if node_id not in gone]
+    unseen, silent = set(view.members_behind(old, halt)), set(suspected)
+    fit = [node_id for node_id in fit if node_id not in silent]
     busy = [i for i in fit if i in unseen or (node := view.get(i)) is None or node.row.phase is Phase.RUNNING]
     out = find_unreachable(view, old) if agreement.on_node_loss is OnNodeLoss.REPLACE else None
     if out not in fit or len(fit) - 1 + len(joining) < agreement.min_nodes:
@@ -272,12 +273,13 @@ def _sort_members(view: LeaderView, old: Round) -> _HaltedMembers:
 
 
 def _decide_halted(view: LeaderView, old: Round, halt: Halt) -> Decision:
-    ledger, members = view.ledger, _sort_members(view, old)
+    ledger, suspicion = view.ledger, Suspicion(view, old)
+    members = _sort_members(suspicion)
     # Every member had finished before it read the HALT: the job is done.
     if all(view.has_finished(old, member.node_id) for member in old.members):
         return leader_entries.close_as_succeeded(old)
     # After a failure the members probe each other; their answers may show that one cannot be reached (L5).
-    suspected_at = [view.member_suspected_at(i) for i in members.busy]
+    suspected_at = [suspicion.member_suspected_at(i) for i in members.busy]
     if (until := probes_awaited_until(view, old, halt, members.fit)) is not None:
         return LookAgain(view.next_look_at(until, *suspected_at, nodes=view.node_views(old)))
     if (ending := _close_after_halt(view, old, halt, members)) is not None:
@@ -343,7 +345,7 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
         return None
     if (blamed := find_unreachable(view, old)) is not None:
         reason += f"; {describe_unreachable(view, old, blamed)}"
-    if (alike := view.count_alike(old, halt.incident, first)) > 1:
+    if (alike := _count_alike(view, old, halt.incident, first)) > 1:
         reason += f"; {alike} of {old.world_size} ranks failed alike"
     early = first.kind is IncidentKind.EXITED_EARLY
     # A node that had finished explains a lost connection: the program ends its ranks at different steps anywhere.
@@ -352,6 +354,15 @@ def _close_after_halt(view: LeaderView, old: Round, halt: Halt, members: _Halted
         reason += f"; all workers of {view.describe_nodes(finished)} had exited with code 0 before the other ranks"
         early = True
     return leader_entries.close_as_failed(reason, first, requeue=requeue and not early)
+
+
+def _count_alike(view: LeaderView, old: Round, blamed: Incident, first: Incident) -> int:
+    """Return how many ranks failed as the root cause did, ``first``, as far as the members have counted them.
+
+    A member that reports no failure has counted those that failed as the HALT's ``blamed`` one.
+    """
+    reports = [(node.row.incident or blamed, node.row.alike) for node in view.node_views(old)]
+    return sum(n for known, n in reports if (known.round, known.message) == (first.round, first.message))
 
 
 def _wait_for_delay(
@@ -373,7 +384,7 @@ def _wait_for_delay(
 
 
 def _is_round_over(view: LeaderView, old: Round) -> bool:
-    """Whether some member has stopped or lost a rank, so that no other member can train on (rule S4).
+    """Return True if some member has stopped or lost a rank, so that no other member can train on (rule S4).
 
     A slot that shows that a member is gone proves it too. What a row said before its node was lost still holds, because
     a rank that is gone stays gone. An OVER says that some leader has read such a row.

@@ -1,4 +1,4 @@
-"""What the leader can decide, and how the entries are made that change what runs: ROUND, HALT and CLOSED."""
+"""The leader's decisions, and builders of the entries that change what runs: ROUND, HALT and CLOSED."""
 
 from __future__ import annotations
 
@@ -118,10 +118,8 @@ def append_round(view: LeaderView, nodes: list[NodeView], *, why: str, unreachab
     if old is None or halt is None:
         return Append(Round(number=1, offer=offer, members=members, hosts=hosts, why=why))
     counters, spends = next_counters(view, old, halt.incident, unreachable)
-    body = Round(number=old.number + 1, offer=offer, members=members, hosts=hosts, charged=spends, why=why)
-    if spends:
-        body = replace(body, verdict=_describe_verdict(view, old))
-    return _append_round(view, old, body, counters)
+    made = Round(number=old.number + 1, offer=offer, members=members, hosts=hosts, charged=spends, why=why)
+    return _append_round(view, old, replace(made, verdict=_describe_verdict(view, old) if spends else ""), counters)
 
 
 def restart_round(view: LeaderView, current: Round, incident: Incident) -> Decision:
@@ -136,7 +134,7 @@ def restart_round(view: LeaderView, current: Round, incident: Incident) -> Decis
             return LookAgain(offered_by)
         return halt_for_incident(current, incident)
     # The new store has the address of the old one: all workers must be gone before it can be used again.
-    shared = offer != current.offer and (offer.address, offer.port) == (current.offer.address, current.offer.port)
+    shared = (offer.address, offer.port) == (current.offer.address, current.offer.port)
     if shared and len(current.members) > 1:
         return halt_for_incident(current, incident)
     counters, spends = next_counters(view, current, incident)
@@ -177,8 +175,7 @@ def close_as_succeeded(current: Round) -> Append:
 def close_as_failed(why: str, incident: Incident | None, *, requeue: bool = False) -> Append:
     """Return the CLOSED of a job that has failed; ``incident`` is the root cause."""
     code = ExitCode.REQUEUE if requeue else ExitCode.JOB_FAILED
-    closed = Closed(success=False, why=why, exit_code=code, incident=incident, requeue=requeue)
-    return Append(closed)
+    return Append(Closed(success=False, why=why, exit_code=code, incident=incident, requeue=requeue))
 
 
 def close_for_too_few_nodes(view: LeaderView, came: list[NodeView], since: float) -> Append:

@@ -1,4 +1,4 @@
-"""The leader view: all that the leader knows when it decides, and the questions that it asks about it."""
+"""The leader view: all that the leader knows when it decides, and the questions that several decisions ask about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import groupby
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Incident, Verdict, by_cause, distance_to_cause
 from elastic_core.protocol.entries import HaltReason, Resume, Round
-from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, is_proved_gone, silence_deadline
+from elastic_core.protocol.failure_detector import NodeView, Watch, is_lost, silence_deadline
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import list_names
 from elastic_core.protocol.roster import Phase
@@ -22,13 +22,13 @@ SUSPICION_SECONDS = 1.0
 SUSPICION_FACTOR = 3.0
 """A node is suspected after at least this many times the longest delay that the job has seen (rule L2)."""
 CAUSE_PATIENCE_SECONDS = 0.1
-"""How long the leader waits for more reports if each reported failure follows from another, and members are missing."""
+"""The wait of the leader for more reports if each reported failure follows from another, and members are missing."""
 PEER_PATIENCE_SECONDS = 0.5
-"""How long it waits if all members report failures that follow from the loss of a peer: the rank that closed its
+"""Its wait if all members report failures that follow from the loss of a peer: the rank that closed its
 connections may be about to end. Workers go on meanwhile."""
 REPLACED_SECONDS = 0.25
-"""The same limit after a failure that only follows from the loss of a peer, where enough nodes wait to replace those
-that have not shown it: one that is only slow becomes a node that waits."""
+"""The limit after a failure that only follows from the loss of a peer, where enough nodes wait to replace those that
+have not shown it: one that is only slow becomes a node that waits."""
 LAST_CHANCE_SECONDS = 0.1  # how long a node that has already been suspected once gets to show that it is alive
 
 
@@ -67,7 +67,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderView:
-    """What :func:`~elastic_core.protocol.leader.decide` decides from. Instants are the leader's monotonic clock."""
+    """The state from which :func:`~elastic_core.protocol.leader.decide` decides. Instants are its monotonic clock."""
 
     ledger: Ledger
     watch: Watch
@@ -99,11 +99,6 @@ class LeaderView:
         """Seconds since the run was opened, as the ledger adds them up."""
         return self.ledger.age(self.now)
 
-    @cached_property
-    def hosts(self) -> frozenset[str]:
-        """The ids of the hosts that have a row."""
-        return frozenset(node.row.info.host_id for node in self.watch.nodes.values() if node.listed)
-
     # One node --------------------------------------------------------------------------------------------------------
 
     def get(self, node_id: str) -> NodeView | None:
@@ -111,86 +106,22 @@ class LeaderView:
         return self.watch.nodes.get(node_id)
 
     def is_lost(self, node_id: str) -> bool:
-        """Whether a node is lost."""
+        """Return True if a node is lost."""
         return is_lost(self.watch, node_id, self.timing, self.now)
 
     def is_proved_gone(self, node: NodeView) -> bool:
-        """Whether it is proved that a node's last process is gone (rule S8)."""
-        return is_proved_gone(self.watch, node, self.timing, self.now)
+        """Return True if a node's last process is proved to be gone, and no heartbeat contradicts that (rule S8)."""
+        return node.node_id in self.watch.gone and self.is_lost(node.node_id)
 
     def is_leaving(self, node_id: str) -> bool:
-        """Whether a node has said that it leaves, in its row or, if the store has lost that, in an OVER."""
+        """Return True if a node has said that it leaves, in its row or, if the store has lost that, in an OVER."""
         node, over = self.get(node_id), self.ledger.over
         return (node is not None and node.row.leaving) or (over is not None and node_id in over.left)
 
     def has_finished(self, current: Round, node_id: str) -> bool:
-        """Whether every worker of a node exited with 0; this stands even when the node is lost (rule L7)."""
+        """Return True if every worker of a node exited with 0; this stands even when the node is lost (rule L7)."""
         node = self.get(node_id)
         return node is not None and node.row.phase is Phase.FINISHED and node.row.round == current.number
-
-    def is_silent_old_leader(self, node_id: str) -> bool:
-        """Whether a node is the old leader, was deposed because it did not answer an incident, and is still silent.
-
-        A row from an older epoch does not tell: then the answer is False.
-        """
-        old, node, leader = self.watch.deposed, self.get(node_id), self.ledger.head.anchors.leader
-        if old is None or not old.unanswered or old.node_id != node_id:
-            return False
-        return node is None or (node.row.epoch == self.ledger.head.epoch and node.row.head < leader)
-
-    def member_suspected_at(self, node_id: str) -> float:
-        """When a member that has not shown that it read the HALT is suspected (rule L2).
-
-        A member that has been suspected before has only LAST_CHANCE_SECONDS, within which a living agent answers: the
-        old leader that was deposed for its silence, and a member that was silent about the ROUND that was halted
-        because of that. A member that has not yet read of a RESUME is not known to be silent.
-        """
-        ledger, at = self.ledger, self.ledger.head.anchors
-        node = self.get(node_id)
-        deposed = at.halt == at.leader + 1 and self.is_silent_old_leader(node_id)
-        unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
-        silent = node is not None and node.row.epoch == ledger.head.epoch and node.row.head < at.latest
-        if deposed or (unseen and silent):
-            last = ledger.halt_at + max(LAST_CHANCE_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
-            return max(last, self._back_at)
-        if self._can_replace_silent_members:
-            worst = SUSPICION_FACTOR * ledger.counters.worst_seen
-            return max(self.answered_at + max(REPLACED_SECONDS, worst), self._back_at)
-        return self.silence_suspected_at
-
-    @cached_property
-    def _can_replace_silent_members(self) -> bool:
-        """Whether a peer was lost, as far as reports tell, and a node waits for each member that is silent since."""
-        old, halt = self.ledger.round, self.ledger.halt
-        if old is None or halt is None or halt.incident is None or isinstance(self.ledger.head.body, Resume):
-            return False
-        silent = self.members_behind(old, self.ledger.head.anchors.halt)
-        follows = self.first_cause(old, halt.incident).follows_peer
-        return follows and 0 < len(silent) <= len(self.waiting_nodes())
-
-    @property
-    def silence_suspected_at(self) -> float:
-        """When members that have not shown that they read the newest ROUND or HALT are suspected (rule L2)."""
-        return max(self.answered_at + head_patience(self.ledger), self._back_at)
-
-    @property
-    def _back_at(self) -> float:
-        """When every living node is back after the leader was cut off from the store, as others may have been (L1)."""
-        return self.watch.gap_at + self.timing.lost_after
-
-    @cached_property
-    def answered_at(self) -> float:
-        """When a member last showed that it read the newest ROUND or HALT; before the first answer, that entry's time.
-
-        While answers keep coming in, the store or the network is slow with many nodes, and no node counts as silent.
-        """
-        ledger = self.ledger
-        if ledger.round is None:
-            return ledger.opened_at
-        at, index = ledger.halt_at, ledger.head.anchors.halt
-        if ledger.halt is None:
-            at, index = ledger.round_at, ledger.head.anchors.latest
-        return max([at, *(node.seen_at for node in self.node_views(ledger.round) if node.row.head >= index)])
 
     # Several nodes ---------------------------------------------------------------------------------------------------
 
@@ -207,36 +138,9 @@ class LeaderView:
         """Return the failure that a HALT blames, or the report of a member that is closer to the root cause."""
         return min((*self.incidents(old), blamed), key=by_cause)
 
-    def count_alike(self, old: Round, blamed: Incident, first: Incident) -> int:
-        """Return how many ranks failed as the root cause did, ``first``, as far as the members have counted them.
-
-        A member that reports no failure has counted those that failed as the HALT's ``blamed`` one.
-        """
-        reports = [(node.row.incident or blamed, node.row.alike) for node in self.node_views(old)]
-        return sum(n for known, n in reports if (known.round, known.message) == (first.round, first.message))
-
-    def cause_known_at(self, current: Round) -> float:
-        """Until when a round with incidents waits for the report of the root cause; -inf if it is there.
-
-        The peers of a killed worker may report their own failure before the killed worker's node does, but the policies
-        must judge the cause.
-        """
-        incidents = self.incidents(current)
-        all_report = len(incidents) == len(current.members)
-        if distance_to_cause(incidents[0]) == 0 or (all_report and not incidents[0].follows_peer):
-            return -math.inf
-        reports = [(node.row.incident, node.reported_at) for node in self.node_views(current)]
-        reported_at = min(at for incident, at in reports if incident is not None and incident.round == current.number)
-        return reported_at + (PEER_PATIENCE_SECONDS if all_report else CAUSE_PATIENCE_SECONDS)
-
     def members_behind(self, current: Round, index: int) -> list[str]:
         """Members that have not shown that they read ledger entry ``index``; a member that leaves need not."""
         return [node.node_id for node in self.node_views(current) if node.row.head < index and not node.row.leaving]
-
-    def suspectable_members(self, current: Round, index: int) -> list[str]:
-        """Members behind ``index`` that rule L2 may suspect: those whose row the store has not lost."""
-        listed = {node.node_id for node in self.node_views(current) if node.listed}
-        return [node_id for node_id in self.members_behind(current, index) if node_id in listed]
 
     def newcomers(self) -> list[NodeView]:
         """Return the waiting nodes, without bad hosts if the members are enough."""
@@ -266,21 +170,19 @@ class LeaderView:
             and not self.is_lost(node.node_id)
         ]
         staying = [node for i in members if (node := self.get(i)) and not (self.is_lost(i) or self.is_leaving(i))]
-        known = self.hosts_left
+        known = self._hosts_left
         waiting.sort(key=lambda node: node.row.info.host_id not in known)
         return drop_unreachable(staying, drop_duplicate_ranks(staying, waiting))
 
     @cached_property
-    def hosts_left(self) -> frozenset[str]:
+    def _hosts_left(self) -> frozenset[str]:
         """The ids of the hosts that the job has lost, or that a member of the newest round has left or is lost on.
 
         A new node on such a host returns: its data and caches are there (rule L16). Members that stay are on no such
         host.
         """
-        members = self.ledger.round.group_ranks if self.ledger.round is not None else {}
-        gone = {
-            node.row.info.host_id for i in members if (node := self.get(i)) and (self.is_lost(i) or node.row.leaving)
-        }
+        members = self.node_views(self.ledger.round) if self.ledger.round is not None else []
+        gone = {one.row.info.host_id for one in members if self.is_lost(one.node_id) or one.row.leaving}
         return frozenset(gone | self.ledger.counters.losses.keys())
 
     def drop_bad_hosts(
@@ -294,13 +196,6 @@ class LeaderView:
         bad = self.ledger.counters.bad_hosts(self.age) - {node.row.info.host_id for node in staying}
         good = [node for node in nodes if node.row.info.host_id not in bad]
         return good if len(good) + len(staying) + unknown >= self.agreement.min_nodes else nodes
-
-    def next_admission_at(self) -> float | None:
-        """Return when the next waiting node's host is admitted again (rule L12); None if none waits for that."""
-        waiting = {node.row.info.host_id for node in self.waiting_nodes()}
-        excluded = self.ledger.counters.excluded_at(self.age)
-        ends = [until for host, until in excluded.items() if until is not None and host in waiting]
-        return self.now + min(ends) - self.age if ends else None
 
     def places(self, current: Round) -> int:
         """Return how many of the nodes that wait a larger round would have a place for (rule L15)."""
@@ -330,6 +225,93 @@ class LeaderView:
         return min((at for at in (*deadlines, *silent, *missing) if at > self.now), default=None)
 
 
+def cause_known_at(view: LeaderView, current: Round, incidents: list[Incident]) -> float:
+    """Return until when a round with incidents waits for the report of the root cause; -inf if it is there.
+
+    The peers of a killed worker may report their own failure before the killed worker's node does, but the policies
+    must judge the cause.
+    """
+    all_report = len(incidents) == len(current.members)
+    if distance_to_cause(incidents[0]) == 0 or (all_report and not incidents[0].follows_peer):
+        return -math.inf
+    reports = [(node.row.incident, node.reported_at) for node in view.node_views(current)]
+    reported_at = min(at for incident, at in reports if incident is not None and incident.round == current.number)
+    return reported_at + (PEER_PATIENCE_SECONDS if all_report else CAUSE_PATIENCE_SECONDS)
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """The suspicion of the members of the newest round, live or halted, that are slow to show what they have read."""
+
+    view: LeaderView
+    round: Round
+
+    def suspectable_members(self, index: int) -> list[str]:
+        """Return the members behind entry ``index`` that may be suspected: those whose row the store has not lost."""
+        behind = self.view.members_behind(self.round, index)
+        return [node_id for node_id in behind if self.view.watch.nodes[node_id].listed]
+
+    def is_silent_old_leader(self, node_id: str) -> bool:
+        """Return True if a node is the old leader, was deposed for not answering an incident, and is still silent.
+
+        A row from an older epoch does not tell: then the answer is False.
+        """
+        head, old, node = self.view.ledger.head, self.view.watch.deposed, self.view.get(node_id)
+        if old is None or not old.unanswered or old.node_id != node_id:
+            return False
+        return node is None or (node.row.epoch == head.epoch and node.row.head < head.anchors.leader)
+
+    def member_suspected_at(self, node_id: str) -> float:
+        """Return when a member that has not shown that it read the HALT is suspected.
+
+        A member that has been suspected before has only LAST_CHANCE_SECONDS, within which a living agent answers: the
+        old leader that was deposed for its silence, and a member that was silent about the ROUND that was halted
+        because of that. A member that has not yet read of a RESUME is not known to be silent.
+        """
+        ledger, at = self.view.ledger, self.view.ledger.head.anchors
+        node = self.view.get(node_id)
+        deposed = at.halt == at.leader + 1 and self.is_silent_old_leader(node_id)
+        unseen = ledger.halt is not None and ledger.halt.reason is HaltReason.UNSEEN
+        silent = node is not None and node.row.epoch == ledger.head.epoch and node.row.head < at.latest
+        if deposed or (unseen and silent):
+            since, least = ledger.halt_at, LAST_CHANCE_SECONDS
+        elif self._can_replace_silent_members:
+            since, least = self._answered_at, REPLACED_SECONDS
+        else:
+            return self.silence_suspected_at
+        return max(since + max(least, SUSPICION_FACTOR * ledger.counters.worst_seen), self._back_at)
+
+    @cached_property
+    def _can_replace_silent_members(self) -> bool:
+        """True if a peer was lost, as far as reports tell, and a node waits for each member that is silent since."""
+        view, halt = self.view, self.view.ledger.halt
+        if halt is None or halt.incident is None or isinstance(view.ledger.head.body, Resume):
+            return False
+        silent = view.members_behind(self.round, view.ledger.head.anchors.halt)
+        follows = view.first_cause(self.round, halt.incident).follows_peer
+        return follows and 0 < len(silent) <= len(view.waiting_nodes())
+
+    @property
+    def silence_suspected_at(self) -> float:
+        """When members that have not shown that they read the newest ROUND or HALT are suspected."""
+        return max(self._answered_at + head_patience(self.view.ledger), self._back_at)
+
+    @property
+    def _back_at(self) -> float:
+        """When every living node is back after the leader was cut off from the store, as others may have been (L1)."""
+        return self.view.watch.gap_at + self.view.timing.lost_after
+
+    @cached_property
+    def _answered_at(self) -> float:
+        """When a member last showed that it read the newest ROUND or HALT; before the first answer, that entry's time.
+
+        While answers keep coming in, the store or the network is slow with many nodes, and no node counts as silent.
+        """
+        ledger, at = self.view.ledger, self.view.ledger.head.anchors
+        read_at, index = (ledger.round_at, at.latest) if ledger.halt is None else (ledger.halt_at, at.halt)
+        return max([read_at, *(node.seen_at for node in self.view.node_views(self.round) if node.row.head >= index)])
+
+
 def drop_duplicate_ranks(first: Sequence[NodeView], then: Iterable[NodeView]) -> list[NodeView]:
     """Return the nodes of ``then`` whose ``--node_rank`` no node of ``first`` and no earlier node of ``then`` has."""
     taken, found = {node.row.info.node_rank for node in first} - {None}, []
@@ -355,7 +337,7 @@ def drop_unreachable(first: Sequence[NodeView], then: Iterable[NodeView]) -> lis
 
 
 def is_at_loopback(node: NodeView) -> bool:
-    """Whether a node gives others an address that leads each host to itself."""
+    """Return True if a node gives others an address that leads each host to itself."""
     return node.row.info.address.startswith(("127.", "::1"))
 
 

@@ -22,9 +22,41 @@ class HistoryChangedError(RendezvousStateError):
     """The store's history is not the one that this node has read. Other state errors mean that it cannot be read."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedStop:
+    """A PLAN for a live round, and the step at which its workers stop."""
+
+    plan: entries.Plan
+    read_at: float
+    stop_at: entries.StopAt | None = None  # None before the step is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionState:
+    """The newest QUESTION, and the ANSWERS of a round (rule L14)."""
+
+    open: entries.Question | None = None  # the QUESTION of the round that no ANSWERS has followed
+    index: int = 0  # of the newest QUESTION of the run; 0 for none
+    read_at: float = 0.0
+    reports: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """The newest ANSWERS of each name in the round, as far as this node has read them: its index and report."""
+
+    def answered_at(self, name: str) -> int:
+        """Return the index of the newest ANSWERS of a name; 0 without one."""
+        return self.reports[name][0] if name in self.reports else 0
+
+
+@dataclass(frozen=True, slots=True)
+class LastResize:
+    """The last planned resize of a run (rule L4)."""
+
+    over_at: float
+    cost: float = 0.0  # seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What a node knows of its run: the newest entry, and the state on which it stands.
+    """The state of a run as a node knows it: the newest entry, and the entries on which it stands.
 
     Instants are when this node read the entry, by its own monotonic clock.
     """
@@ -37,21 +69,13 @@ class Ledger:
     round_at: float = 0.0
     halt: entries.Halt | None = None  # the HALT that ended :attr:`round`; None while it is live
     halt_at: float = 0.0
-    plan: entries.Plan | None = None  # the PLAN for :attr:`round`, while that is live
-    plan_at: float = 0.0
-    stop_at: entries.StopAt | None = None  # the step at which its workers stop; None before it is known
+    planned_stop: PlannedStop | None = None  # the PLAN for :attr:`round`, while that is live
     over: entries.Over | None = None
     """The OVER of :attr:`round`, which says that it is over and which nodes have left it; None without one."""
     asked: frozenset[str] = frozenset()  # the nodes that a DRAIN has asked to leave
-    question: entries.Question | None = None  # the QUESTION of :attr:`round` that no ANSWERS has followed
-    question_at: float = 0.0
-    question_index: int = 0
-    reports: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """The newest ANSWERS of each name in :attr:`round`, as far as this node has read them: its index and report."""
+    questions: QuestionState = QuestionState()
     closed: entries.Closed | None = None
-    resized_at: float | None = None  # when the last planned resize was over; None before the first
-    resize_cost: float = 0.0
-    """Seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost in between."""
+    last_resize: LastResize | None = None
     resumed_from: tuple[int, int] = (0, 0)  # the :attr:`position` of the history that the newest RESUME restored
 
     @property
@@ -61,12 +85,12 @@ class Ledger:
 
     @property
     def is_live(self) -> bool:
-        """Whether a round is under way: there is a ROUND, and neither a HALT nor CLOSED after it."""
+        """True if a round is under way: there is a ROUND, and neither a HALT nor CLOSED after it."""
         return self.round is not None and self.halt is None and self.closed is None
 
     @property
     def position(self) -> tuple[int, int]:
-        """How far the run's history has come; a greater position is newer."""
+        """The epoch and index of the newest entry; a greater position is newer."""
         return self.head.epoch, self.head.index
 
     @property
@@ -91,12 +115,8 @@ class Ledger:
         """Seconds since the run was opened, as the entries add them up."""
         return self.head.age + max(0.0, now - self.head_at)
 
-    def answered_at(self, name: str) -> int:
-        """Return the index of the newest ANSWERS of a name in :attr:`round`; 0 without one."""
-        return self.reports[name][0] if name in self.reports else 0
-
     def is_member(self, node_id: str) -> bool:
-        """Whether ``node_id`` is a member of the newest round, live or not."""
+        """Return True if ``node_id`` is a member of the newest round, live or not."""
         return self.round is not None and node_id in self.round.group_ranks
 
 
@@ -133,24 +153,27 @@ def apply(ledger: Ledger, entry: Entry, now: float) -> Ledger:
                 at = replace(at, round=index)
             elif ledger.round is not None:
                 body = replace(body, members=ledger.round.members, hosts=ledger.round.hosts)
-            done, cost = _last_resize(ledger, body, now, entry.since_halt)
-            ledger = replace(ledger, round=body, round_at=now, resized_at=done, resize_cost=cost)
-            return after(at, halt=None, plan=None, stop_at=None, over=None, question=None, reports={})
+            last = _last_resize(ledger, body, now, entry.since_halt)
+            questions = replace(ledger.questions, open=None, reports={})
+            ledger = replace(ledger, round=body, round_at=now, last_resize=last, questions=questions)
+            return after(at, halt=None, planned_stop=None, over=None)
         case entries.Halt() as body:
             at = replace(at, halt=index, plan=0, stop_at=0)
-            return after(at, halt=body, halt_at=now, plan=None, stop_at=None)
+            return after(at, halt=body, halt_at=now, planned_stop=None)
         case entries.Plan() as body:
-            return after(replace(at, plan=index, stop_at=0), plan=body, plan_at=now, stop_at=None)
+            return after(replace(at, plan=index, stop_at=0), planned_stop=PlannedStop(body, now))
         case entries.StopAt() as body:
-            return after(replace(at, stop_at=index), stop_at=body)
+            stop = ledger.planned_stop and replace(ledger.planned_stop, stop_at=body)
+            return after(replace(at, stop_at=index), planned_stop=stop)
         case entries.Over() as body:
             return after(replace(at, over=index), over=body)
         case entries.Drain() as body:
             return after(at, asked=ledger.asked | {*body.nodes})
         case entries.Question() as body:
-            return after(at, question=body, question_at=now, question_index=index)
+            return after(at, questions=replace(ledger.questions, open=body, index=index, read_at=now))
         case entries.Answers() as body:
-            return after(at, question=None, reports={**ledger.reports, body.name: (index, body.report)})
+            reports = {**ledger.questions.reports, body.name: (index, body.report)}
+            return after(at, questions=replace(ledger.questions, open=None, reports=reports))
         case entries.Closed() as body:
             return after(replace(at, halt=index, plan=0, stop_at=0, over=0), closed=body)
 
@@ -182,7 +205,7 @@ def _check_follows(ledger: Ledger, entry: Entry) -> None:
             )
         case entries.Plan() | entries.Question() | entries.Answers() if not ledger.is_live:
             raise RendezvousStateError(f"Entry {entry.index} is a {entry.kind}, but no round is live that it is for.")
-        case entries.StopAt() if ledger.plan is None:
+        case entries.StopAt() if ledger.planned_stop is None:
             raise RendezvousStateError(f"Entry {entry.index} is a STOP_AT, but no round is live that it is for.")
         case entries.Over() if ledger.halt is None:
             raise RendezvousStateError(f"Entry {entry.index} is an OVER, but no round was halted.")
@@ -222,7 +245,7 @@ def open_ledger(entry: Entry, now: float) -> Ledger:
                 ledger = apply(ledger, replace(entry, body=part), now)
             # A RESUME does not say when the last resize was: its readers take it for just now, as newcomers do (L4).
             head = replace(entry, anchors=replace(ledger.head.anchors, kept=entry.index))
-            return replace(ledger, head=head, resized_at=now, resumed_from=(body.epoch, body.index))
+            return replace(ledger, head=head, last_resize=LastResize(now), resumed_from=(body.epoch, body.index))
     raise RendezvousStateError(f"Entry {entry.index} should open a run; it is a {entry.kind}.")
 
 
@@ -245,8 +268,7 @@ def restore_ledger(head: Entry, anchors: Mapping[int, Entry], now: float) -> Led
     if replace(ledger.head.anchors, leader=at.leader, kept=at.kept) != at:
         raise RendezvousStateError(f"Entry {head.index} stands on entries {places}, which lead to another state.")
     # The time of the last resize is unknown: a newcomer that becomes the leader takes it for just now (rule L4).
-    resized_at = None if ledger.round is None else now
-    return replace(ledger, head=head, resized_at=resized_at)
+    return replace(ledger, head=head, last_resize=None if ledger.round is None else LastResize(now))
 
 
 def stands_on(head: Entry) -> set[int]:
@@ -255,22 +277,17 @@ def stands_on(head: Entry) -> set[int]:
     return {at.open, at.round, at.latest, at.halt, at.plan, at.stop_at, at.over} - {0}
 
 
-def ledger_read_at(ledger: Ledger, now: float) -> Ledger:
-    """Return the ledger of a newcomer that finished reading at ``now``: entries may have been written until then."""
-    return replace(ledger, head_at=now, halt_at=now)
-
-
-def _last_resize(ledger: Ledger, sealed: entries.Round, now: float, since_halt: float) -> tuple[float | None, float]:
-    """Return when the last planned resize was over and what it cost, after the ROUND ``sealed``.
+def _last_resize(ledger: Ledger, sealed: entries.Round, now: float, since_halt: float) -> LastResize | None:
+    """Return the last planned resize after the ROUND ``sealed``; None before the first.
 
     The cost is 0 if a member or the leader was lost during the resize: the wait for a fence, a replacement or a
     successor says nothing about the next resize.
     """
     if ledger.halt is None or ledger.halt.reason is not HaltReason.RESIZE or ledger.round is None:
-        return ledger.resized_at, ledger.resize_cost
+        return ledger.last_resize
     at = ledger.head.anchors
     kept = ledger.round.group_ranks.keys() <= sealed.group_ranks.keys() and at.leader < at.halt
-    return now, min(since_halt, now - ledger.opened_at) if kept else 0.0
+    return LastResize(now, min(since_halt, now - ledger.opened_at) if kept else 0.0)
 
 
 def compose(

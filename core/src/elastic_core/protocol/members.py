@@ -123,7 +123,7 @@ def _unpack(packed: object) -> tuple[Member, ...]:
 
 
 def _is_kind(value: object) -> bool:
-    """Whether a value is ``[local world size, role]``."""
+    """Return True if a value is ``[local world size, role]``."""
     match value:
         case [int() as size, str()]:
             return type(size) is int

@@ -19,6 +19,7 @@ from elastic_core.protocol.entries import Entry, HaltReason, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.limits import MAX_ASKS
 from elastic_core.protocol.node_events import Exit, Leaving, MakeOffer, Notice, Notify, Start, Stop, Work
+from elastic_core.protocol.reachability import FAILURE_REASONS
 from elastic_core.protocol.roster import Ask, LastCheckpoint, NodeRow, Phase
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes
@@ -73,7 +74,7 @@ def known_failure(state: NodeState) -> Incident | None:
 
 
 def is_newly_excluded(before: NodeState, after: NodeState, now: float) -> bool:
-    """Whether this host was excluded after ``before``, and the job goes on without this node (rule L17)."""
+    """Return True if this host was excluded after ``before``, and the job goes on without this node (rule L17)."""
     host, ledger = after.row.info.host_id, after.ledger
     known, excluded = (one.counters.excluded_at(one.age(now)) for one in (before.ledger, ledger))
     if host not in excluded or host in known or ledger.is_member(after.row.info.node_id):
@@ -87,11 +88,9 @@ def failed_round(before: NodeState, after: NodeState) -> Round | None:
     stopped = before.work is Work.RUNNING and after.work is Work.STOPPING
     if not stopped or current is None or len(current.members) < 2:
         return None
-    if after.leaving is not None or after.run_replaced or after.row.stepped_down:
+    if after.leaving is not None or after.run_replaced or after.row.stepped_down or not after.row.round:
         return None
-    if not after.row.round or ledger.closed is not None:
-        return None
-    if ledger.halt is not None and ledger.halt.reason not in (HaltReason.FAILURE, HaltReason.GIVING_UP):
+    if ledger.closed is not None or (ledger.halt is not None and ledger.halt.reason not in FAILURE_REASONS):
         return None
     return current
 
@@ -110,9 +109,7 @@ def _absorb(state: NodeState, event: node_events.NodeEvent) -> NodeState:
             return _replace_history(state, ledger)
         case node_events.Offered(offer):
             return replace(_say(state, offer=offer), needs_offer=False)
-        case node_events.WorkerFailed(incident) if running and row.incident is None:
-            return _say(state, incident=incident)
-        case node_events.WorkerFailed(incident) if _is_better_cause(state, incident):
+        case node_events.WorkerFailed(incident) if (running and not row.incident) or _is_better_cause(state, incident):
             return _say(state, incident=incident)
         case node_events.WorkersDone(stepped_down=True) if running:
             return _say(state, stepped_down=True)
@@ -156,7 +153,9 @@ def _read_entries(state: NodeState, entries: Sequence[Entry], now: float) -> Nod
             offer = None
     resumed = any(isinstance(entry.body, Resume) for entry in entries)
     after = _replace_history(state, ledger) if resumed else replace(state, ledger=ledger)
-    after = _say(after, asks=tuple(ask for ask in after.row.asks if ask.known == ledger.answered_at(ask.name)))
+    after = _say(
+        after, asks=tuple(ask for ask in after.row.asks if ask.known == ledger.questions.answered_at(ask.name))
+    )
     return replace(_say(after, offer=None), needs_offer=True) if offer != state.row.offer else after
 
 
@@ -173,14 +172,14 @@ def _note_checkpoint(state: NodeState, event: node_events.Checkpointed) -> NodeS
 
 
 def _is_better_cause(state: NodeState, incident: Incident) -> bool:
-    """Whether a failure that was found while workers were being stopped is closer to the root cause."""
+    """Return True if a failure that was found while workers were being stopped is closer to the root cause."""
     known = known_failure(state)
     better = known is not None and distance_to_cause(incident) < distance_to_cause(known)
     return better and incident.round == state.row.round
 
 
 def _is_probe_unneeded(state: NodeState, found: node_events.Probed) -> bool:
-    """Whether a probe that reached all peers changes nothing: the next round is live, and the last probe reached all.
+    """Return True if a probe that reached all peers is no news: the next round is live, and the last probe reached all.
 
     This is so after every restart, and saves each node a row that the leader would have to read.
     """
@@ -196,7 +195,7 @@ def _replace_history(state: NodeState, ledger: Ledger) -> NodeState:
     histories are the same only if their members are too, because each history may have used the same offer.
     """
     before, after = (one and (one.number, one.offer, one.members) for one in (state.ledger.round, ledger.round))
-    asks = tuple(replace(ask, known=ledger.answered_at(ask.name)) for ask in state.row.asks)
+    asks = tuple(replace(ask, known=ledger.questions.answered_at(ask.name)) for ask in state.row.asks)
     # Entries of two histories may have one index, so that an answer may be to another question.
     state = replace(_say(state, offer=None, asks=asks, answer=None), ledger=ledger, needs_offer=True, asked=0)
     if before is not None and before == after:
@@ -278,18 +277,16 @@ def _wanted_notice(state: NodeState) -> Notice | None:
 
     A step that they were told is never taken back: some may have stopped there.
     """
-    ledger, sent = state.ledger, state.sent_notice
-    if ledger.plan is None or state.store_lost or not state.row.takes_notices:
+    head, stop, sent = state.ledger.head, state.ledger.planned_stop, state.sent_notice
+    if stop is None or state.store_lost or not state.row.takes_notices:
         return sent if sent is not None and sent.step is not None else None
-    if ledger.stop_at is None:
-        return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline)
-    step, leaving = ledger.stop_at.step, ledger.stop_at.leaving
-    return Notice(ledger.head.epoch, ledger.head.anchors.plan, ledger.plan.deadline, step, leaving)
+    notice = Notice(head.epoch, head.anchors.plan, stop.plan.deadline)
+    return notice if stop.stop_at is None else replace(notice, step=stop.stop_at.step, leaving=stop.stop_at.leaving)
 
 
 def _open_question(state: NodeState) -> node_events.FindAnswer | None:
     """Return the effect of a QUESTION about the round here; None without a new one."""
-    index, found = state.ledger.question_index, state.ledger.question
+    index, found = state.ledger.questions.index, state.ledger.questions.open
     if found is None or found.round != state.row.round or index == state.asked:
         return None
     return node_events.FindAnswer(index, found.name, found.value)
@@ -300,7 +297,7 @@ def _ask(state: NodeState, name: str, value: str | None) -> NodeState:
     others = tuple(ask for ask in state.row.asks if ask.name != name)
     if value is None or len(others) >= MAX_ASKS:
         return _say(state, asks=others)
-    return _say(state, asks=(*others, Ask(name, value, state.ledger.answered_at(name))))
+    return _say(state, asks=(*others, Ask(name, value, state.ledger.questions.answered_at(name))))
 
 
 def _is_same_plan(one: Notice | None, other: Notice | None) -> bool:
@@ -312,7 +309,7 @@ def _find_exit(state: NodeState) -> Exit | None:
     if state.ledger.closed is not None:
         return Exit(state.ledger.closed.exit_code, state.ledger.closed.why)
     # A node that leaves and whose workers stopped as planned may host the store that other workers still need.
-    may_be_needed = state.row.grace > 0 and state.row.stepped_down and state.ledger.plan is not None
+    may_be_needed = state.row.grace > 0 and state.row.stepped_down and state.ledger.planned_stop is not None
     if state.leaving is not None and not may_be_needed:
         return Exit(state.leaving.exit_code, state.leaving.why, rejoin=state.leaving.rejoin)
     if state.run_replaced and state.row.phase is not Phase.FINISHED:
@@ -326,29 +323,22 @@ def _find_exit(state: NodeState) -> Exit | None:
 
 def _wanted_round(state: NodeState) -> Round | None:
     """Return the round whose workers should run here and do not yet; None if there is none."""
-    current = state.ledger.round
-    if (
-        current is None
-        or not state.ledger.is_live
-        or current.number <= state.row.round
-        or current.offer.id in state.started
-    ):
+    current = state.ledger.round if state.ledger.is_live else None
+    if current is None or current.number <= state.row.round or current.offer.id in state.started:
         return None
     return current if state.ledger.is_member(state.row.info.node_id) else None
 
 
 def _round_run_before(state: NodeState) -> Round | None:
     """Return the live round if the store went back to it and its workers here were already stopped (rule S3)."""
-    current = state.ledger.round
-    if current is None or not state.ledger.is_live or current.number == state.row.round:
+    current = state.ledger.round if state.ledger.is_live else None
+    if current is None or current.number == state.row.round:
         return None
     return current if current.offer.id in state.started else None
 
 
 def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[node_events.Effect, ...]]:
-    effects: tuple[node_events.Effect, ...] = (Start(wanted, state.ledger.counters.restarts),)
-    if state.needs_offer:
-        effects = (*effects, MakeOffer())
+    offers = (MakeOffer(),) if state.needs_offer else ()
     started = (*state.started, wanted.offer.id)[-ROUNDS_REMEMBERED:]
-    state = _enter_round(state, wanted.number, Phase.RUNNING)
-    return replace(state, work=Work.RUNNING, needs_offer=False, started=started), effects
+    state = replace(_enter_round(state, wanted.number, Phase.RUNNING), needs_offer=False, started=started)
+    return replace(state, work=Work.RUNNING), (Start(wanted, state.ledger.counters.restarts), *offers)

@@ -14,7 +14,7 @@ from elastic_core.protocol.roster import Answer
 
 
 class Work(enum.Enum):
-    """What the workers of this node are doing."""
+    """The state of this node's workers."""
 
     NONE = "none"
     RUNNING = "running"
@@ -187,7 +187,7 @@ class Stop:
 
     why: str
     planned: bool = False
-    """Whether the round is healthy: the workers have ``--shutdown_timeout`` between SIGTERM and SIGKILL. Otherwise a
+    """True if the round is healthy: the workers have ``--shutdown_timeout`` between SIGTERM and SIGKILL. Otherwise a
     peer is gone, most workers hang in a collective, and they have ``--failure_grace``."""
     halt: int = 0  # the index of a HALT whose failure follows from the loss of a peer: ask the monitors first
 

@@ -27,10 +27,10 @@ SUMMARY_LOOK_SECONDS = 0.1  # the interval at which it looks whether the plugins
 
 def ask_or_report(view: LeaderView, current: Round, finished: Collection[str]) -> Append | SumUp | float | None:
     """Return what is due in a live round: a QUESTION, a summary or ANSWERS; else when it may be, and None for never."""
-    ledger, index = view.ledger, view.ledger.question_index
-    if (asked := ledger.question) is None:
+    questions = view.ledger.questions
+    if (asked := questions.open) is None:
         return _ask(view, current)
-    due = ledger.question_at + ANSWER_WAIT_SECONDS
+    index, due = questions.index, questions.read_at + ANSWER_WAIT_SECONDS
     if view.now < due and _unanswered(view, current, finished):
         return due
     if (summary := view.summary) is None or summary.question != index:
@@ -59,15 +59,15 @@ def _ask(view: LeaderView, current: Round) -> Append | float | None:
     ledger, number = view.ledger, current.number
     if view.members_behind(current, ledger.head.anchors.latest):
         return None  # a member has not begun; its row will call `decide` again
-    members = [node for node in view.node_views(current) if node.row.phase is Phase.RUNNING]
-    members = [node for node in members if node.row.round == number]
+    running = (Phase.RUNNING, number)
+    members = [node for node in view.node_views(current) if (node.row.phase, node.row.round) == running]
     requests = [node for node in view.watch.nodes.values() if node.row.is_request]
     open_asks = [*_open_asks(view, members, MAX_QUESTION_NAMES), *_open_asks(view, requests, MAX_QUESTION_NAMES // 2)]
     if not open_asks:
         return None
-    if ledger.question_index and view.now < (due := ledger.question_at + QUESTION_PAUSE_SECONDS):
+    if ledger.questions.index and view.now < (due := ledger.questions.read_at + QUESTION_PAUSE_SECONDS):
         return due
-    _, first = min(open_asks, key=lambda found: ledger.answered_at(found[1].name))
+    _, first = min(open_asks, key=lambda found: ledger.questions.answered_at(found[1].name))
     by = view.describe_nodes(node.node_id for node, ask in open_asks if ask.name == first.name)
     return Append(Question(round=number, name=first.name, value=first.value, asked_by=by))
 
@@ -75,14 +75,14 @@ def _ask(view: LeaderView, current: Round) -> Append | float | None:
 def _open_asks(view: LeaderView, nodes: Collection[NodeView], most: int) -> list[tuple[NodeView, Ask]]:
     """Return the open questions in the rows of nodes; only such as had an answer once the round has ``most`` names."""
     found = [(node, ask) for node in nodes for ask in node.row.asks[:MAX_ASKS] if _is_open(view, ask)]
-    is_full = len(view.ledger.reports) >= most
-    return [(node, ask) for node, ask in found if not is_full or ask.name in view.ledger.reports]
+    is_full = len(view.ledger.questions.reports) >= most
+    return [(node, ask) for node, ask in found if not is_full or ask.name in view.ledger.questions.reports]
 
 
 def _is_open(view: LeaderView, ask: Ask) -> bool:
-    """Whether no answer has come that is newer than what the node that asks has read."""
+    """Return True if no answer has come that is newer than what the node that asks has read."""
     fits = 0 < len(ask.name) <= NAME_MAX_CHARACTERS and len(ask.value) <= VALUE_MAX_BYTES
-    return fits and view.ledger.answered_at(ask.name) <= ask.known <= view.ledger.head.index
+    return fits and view.ledger.questions.answered_at(ask.name) <= ask.known <= view.ledger.head.index
 
 
 def _answer(view: LeaderView, row: NodeRow, question: int) -> str | None:
@@ -93,7 +93,7 @@ def _answer(view: LeaderView, row: NodeRow, question: int) -> str | None:
 
 def _unanswered(view: LeaderView, current: Round, finished: Collection[str]) -> list[str]:
     """Return the members that have yet to answer, without those that have finished, are lost or cannot be asked."""
-    index = view.ledger.question_index
+    index = view.ledger.questions.index
     nodes = {node.node_id: node for node in view.node_views(current)}
     answered = {i for i, one in nodes.items() if not one.row.info.host_id or _answer(view, one.row, index) is not None}
     return [i for i in current.group_ranks if i not in answered and i not in finished and not view.is_lost(i)]
@@ -106,7 +106,7 @@ def _collect(view: LeaderView, current: Round, asked: Question) -> tuple[AskedQu
         node, mine = view.get(member.node_id), place(current.members, member.node_id)
         if node is not None and not node.row.info.host_id:
             continue
-        text = None if node is None else _answer(view, node.row, view.ledger.question_index)
+        text = None if node is None else _answer(view, node.row, view.ledger.questions.index)
         finished = view.has_finished(current, member.node_id)
         answer = NodeAnswer(
             node=view.describe_nodes([member.node_id]),

@@ -9,7 +9,7 @@ from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.roster import NodeRow, Phase
 
 PROBE_WAIT_SECONDS = 3.0
-"""How long the leader waits for the members' probes after a HALT; on a healthy network they take milliseconds."""
+"""The time that the leader waits for the members' probes after a HALT; on a healthy network they take milliseconds."""
 
 FAILURE_REASONS = (HaltReason.FAILURE, HaltReason.GIVING_UP)
 """The reasons of a HALT after which all members of the round probe each other."""
@@ -28,7 +28,7 @@ def broken_connections(view: LeaderView, old: Round) -> list[tuple[str, str]]:
 
 
 def _is_probe_current(view: LeaderView, old: Round, row: NodeRow) -> bool:
-    """Whether a node's newest probe says something about this round.
+    """Return True if a node's newest probe says something about this round.
 
     Before a HALT, the probe after the previous round counts. After a HALT for a failure, all members of the round probe
     again, and an older probe counts only from a node that started no workers since. The round may have trained for

@@ -15,7 +15,7 @@ from elastic_core.protocol.entries import Counters, Entry, Resume
 from elastic_core.protocol.ledger import Ledger
 
 ENTRIES_REMEMBERED = 512
-"""How many entries a node remembers to repair a store: more than are written between two copies of a store."""
+"""The number of entries that a node keeps to repair a store: more than are written between two copies of a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk
 
 
 def can_follow(mine: Ledger, theirs: Ledger) -> bool:
-    """Whether the history in the store can have come after all entries that this node has read.
+    """Return True if the history in the store can have come after all entries that this node has read.
 
     A store that lost the newer of two histories and shows the older one again, or the run before, may have a tombstone
     at the same index.
@@ -123,7 +123,7 @@ def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
 
 
 def _has_newer_leader(mine: Ledger, theirs: Ledger) -> bool:
-    """Whether a leader that ``mine`` does not know has decided there, so that ``theirs`` is no copy of the past."""
+    """Return True if a leader unknown to ``mine`` has decided there, so that ``theirs`` is no copy of the past."""
     another = theirs.head.term == mine.head.term and theirs.leader != mine.leader
     return another or theirs.head.term > mine.head.term
 
@@ -134,7 +134,7 @@ def _knowledge(ledger: Ledger) -> tuple[int, int]:
 
 
 def _is_undecided(ledger: Ledger) -> bool:
-    """Whether no decision has followed since the run was opened or resumed."""
+    """Return True if no decision has followed since the run was opened or resumed."""
     at = ledger.head.anchors
     return max(at.round, at.latest, at.halt, at.plan, at.stop_at) <= at.open
 
@@ -147,12 +147,13 @@ def compose_resume(mine: Ledger, why: str) -> Resume:
     """
     if mine.round is None:
         raise ValueError("a run without a round has nothing to resume")
+    stop = mine.planned_stop
     return Resume(
         opened=mine.opened,
         round=replace(mine.round, same_as=0),
         halt=mine.halt,
-        plan=mine.plan,
-        stop_at=mine.stop_at,
+        plan=None if stop is None else stop.plan,
+        stop_at=None if stop is None else stop.stop_at,
         over=mine.over,
         epoch=mine.head.epoch,
         index=mine.head.index,

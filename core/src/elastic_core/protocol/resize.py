@@ -25,7 +25,7 @@ OFTEN_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeCase:
-    """What the rule decides from. Times are in seconds."""
+    """The facts from which the rule decides. Times are in seconds."""
 
     waited: float  # since the first of the nodes that would get a place could have had it
     round_age: float
@@ -64,6 +64,14 @@ def next_resize(view: LeaderView, current: Round) -> tuple[float, str]:
     seconds = seconds_until_resize(case)
     is_told = seconds and case.waited >= ANNOUNCE_SECONDS
     return view.now + seconds, _describe_wait(view, current, case) if is_told else ""
+
+
+def next_admission_at(view: LeaderView) -> float | None:
+    """Return when the next waiting node's host is admitted again (rule L12); None if none waits for that."""
+    waiting = {node.row.info.host_id for node in view.waiting_nodes()}
+    excluded = view.ledger.counters.excluded_at(view.age)
+    ends = [until for host, until in excluded.items() if until is not None and host in waiting]
+    return view.now + min(ends) - view.age if ends else None
 
 
 def _describe_wait(view: LeaderView, current: Round, case: ResizeCase) -> str:

@@ -68,7 +68,7 @@ class LastCheckpoint:
     at: float  # the run's age then; before the first one of the round, when the node began to watch for one
     saved: bool = False  # whether there was one in this round
     newer: bool = field(default=False, metadata=SKIPPABLE)
-    """Whether one of this round is newer than all of earlier rounds that the node has noticed (rule L10)."""
+    """True if one of this round is newer than all of earlier rounds that the node has noticed (rule L10)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class SavedStep:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a round has come on a node (rule L10)."""
+    """The progress of a round on a node (rule L10)."""
 
     round: int
     step: int | None = None  # the newest step of a rank, if its steps count on over rounds
@@ -138,9 +138,9 @@ class NodeRow:
     alike: int = 0
     """Of a stopped node: how many of its workers failed with the message of that failure, or of the HALT's."""
     leaving: bool = False
-    """Whether the node leaves and is not in the next round. Its phase still says whether its workers are gone."""
+    """True if the node leaves and is not in the next round. Its phase still says whether its workers are gone."""
     returns: bool = field(default=False, metadata=SKIPPABLE)
-    """Whether it leaves only to enter again, through its health checks (rule L17)."""
+    """True if it leaves only to enter again, through its health checks (rule L17)."""
     grace: float = 0.0  # seconds that its workers have to stop together with all others; 0 if they are stopped at once
     takes_notices: bool = False  # whether all its workers of round k have reported a step, so that they take a PLAN
     answered: int = 0  # the index of the PLAN that it has answered; 0 for none
@@ -149,7 +149,7 @@ class NodeRow:
     stepped_down: bool = False  # whether the workers of round k have stopped by themselves, as STOP_AT told them
     progressed: bool = False  # whether round k made progress on this node (rule L4)
     reached: Reached | None = field(default=None, metadata=SKIPPABLE)
-    """How far round k has come here; at the start of round k, how far the round before had come (rule L10)."""
+    """The progress of round k here; at its start, that of the round before (rule L10)."""
     checkpoint: LastCheckpoint | None = field(default=None, metadata=SKIPPABLE)
     """The newest checkpoint of round k; None if the node does not notice any (rule L13)."""
     probed: int = 0  # the newest round after whose failure it has probed its peers; 0 for none
@@ -170,12 +170,12 @@ class NodeRow:
 
     @property
     def is_request(self) -> bool:
-        """Whether this is the row of a request of a person, and no node's."""
+        """True if this is the row of a request of a person, and no node's."""
         return bool(self.drain or self.release or (self.asks and not self.run))
 
     @property
     def is_departing(self) -> bool:
-        """Whether the node leaves for good."""
+        """True if the node leaves for good."""
         return self.leaving and not self.returns
 
     def within(self, epoch: int) -> NodeRow:

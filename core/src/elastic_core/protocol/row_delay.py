@@ -1,4 +1,4 @@
-"""How long a node may hold back a row that no other node waits for, and how often it says how far its workers are.
+"""The time for which a node may delay writing its row, and the interval of its workers' progress in the row.
 
 After a ROUND all members say that they run. If they did so at once, the rows of the first would delay it for the last.
 What rows say of workers is only for people. Each amendment has the leader read the roster, so that all members amend
@@ -39,11 +39,9 @@ def row_delay(row: NodeRow, ledger: Ledger) -> float:
     Rank 0's row is such a row: it offers the store of the next round, and a restart needs that.
     """
     current = ledger.round
-    if current is None or not ledger.is_live or ledger.plan is not None or row.phase is not Phase.RUNNING:
+    if current is None or not ledger.is_live or ledger.planned_stop is not None or row.phase is not Phase.RUNNING:
         return 0.0
-    if row.incident is not None or row.leaving or row.stepped_down:
-        return 0.0
-    if current.members[0].node_id == row.info.node_id:
+    if row.incident is not None or row.leaving or row.stepped_down or current.members[0].node_id == row.info.node_id:
         return 0.0
     within = max_row_delay(current)
     if len(current.members) <= SPREAD_ABOVE_MEMBERS:

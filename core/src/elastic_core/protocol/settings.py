@@ -94,7 +94,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What the workers run, as far as two nodes of a run can be compared (``elastic_core.config.program``)."""
+    """The workers' program, as far as two nodes of a run can be compared (``elastic_core.config.program``)."""
 
     name: str = ""  # the script, module, function or executable, without directories; '' if it is not known
     arguments: str = ""

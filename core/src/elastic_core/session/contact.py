@@ -1,4 +1,4 @@
-"""Whether the store serves this node: retries, and the instant up to which the node knows what the store had taken.
+"""Contact with the store: retries, and the instant up to which the node knows what the store had taken.
 
 The fence counts from that instant (rule S4). A backend's own timeout ends most calls without an answer. The rest is for
 a backend with a long one or none, and for a connection that alone is dead, such as one that a firewall has forgotten:
@@ -192,7 +192,7 @@ RENEW_CALL_FACTOR = 2.0
 """Times :data:`ANSWER_WITHIN_SECONDS` after which its connection is closed, so that the thread makes another one."""
 JOINING = "joining"  # the caller, before there is a session
 WHAT = {"heartbeat": "a heartbeat to", "reader": "a read from", "writer": "a write to", JOINING: "a question to"}
-"""What the threads of a session, and a node that joins, ask of the store."""
+"""The calls to the store, by thread of a session or by a node that joins, for messages."""
 
 
 @dataclass(frozen=True, slots=True)

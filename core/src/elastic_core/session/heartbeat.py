@@ -21,12 +21,12 @@ from elastic_core.protocol.row_delay import spread_fraction
 from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend, confirmed_at
 from elastic_core.session.contact import CONFIRMED_SHARE
-from elastic_core.session.ledger_reader import said_by
+from elastic_core.session.ledger_reader import decode_roster_row
 from elastic_core.session.state import SessionState
 from elastic_core.version import __version__
 
 LOOKS_APART_PLACES = 0.02
-"""How much later each node looks up its place in the succession than the node before it, in places: 10 ms."""
+"""The delay, in places, with which each node looks up its place in the succession after the one before it: 10 ms."""
 TAKEOVER_RETRY_SECONDS = 0.1
 """The interval of checks of a leader that seems to be gone, while other nodes come before this one."""
 
@@ -43,12 +43,12 @@ class Heartbeat:
         self.count = 1
         """The heartbeat that is sent next."""
         self.answered_in = 0.0
-        """How many seconds the store took to answer the newest heartbeat."""
+        """The seconds that the store took to answer the newest heartbeat."""
         self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
         self._watched: tuple[str, int | None] = (state.ledger.leader, None)  # the leader, and its newest heartbeat
         self._cut_off = False  # whether the connection has broken since the last heartbeat
         self._place = 0.0
-        """How many nodes succeed the leader before this one; a node without a rank finds that out when it matters."""
+        """The number of successors before this node; a node without a rank finds that out when it matters."""
         self._guessed = False
         self._follow(state.ledger)
 
@@ -191,14 +191,12 @@ class RowCheck:
         self._due_at = math.inf
 
     def is_due(self, ledger: Ledger, now: float) -> bool:
-        """Whether to :meth:`look` now; to be asked with every heartbeat."""
+        """Return True if :meth:`look` is due; to be called with every heartbeat."""
         if ledger.leader != self._leader:
             self._leader, self._pause = ledger.leader, ledger.settings.timing.lost_after
             self._due_at = now + self._pause
-        if not self._codec.can_fail:
-            return False
         waits = ledger.closed is None and not ledger.is_member(self._node_id) and ledger.leader != self._node_id
-        if not waits or now < self._due_at:
+        if not (waits and self._codec.can_fail) or now < self._due_at:
             return False
         self._pause *= 2
         self._due_at = now + self._pause
@@ -208,7 +206,7 @@ class RowCheck:
         """Read the leader's row."""
         for found in store.roster([ledger.leader]):
             try:
-                row = said_by(found, self._codec)
+                row = decode_roster_row(found, self._codec)
             except RendezvousStateError as exc:
                 self._tell(f"This node cannot read what {ledger.leader}, which decides, writes to the store: {exc}")
                 return

@@ -1,4 +1,4 @@
-"""How a node joins: it finds or opens the run, enters the roster, and is admitted or told why not.
+"""The join of a node: it finds or opens the run, enters the roster, and is admitted or told why not.
 
 This runs on the caller's thread before the session's threads exist. The decisions are pure functions in
 ``protocol.admission``; this module asks the store. Each function raises RendezvousConnectionError where the store
@@ -48,7 +48,7 @@ class Applicant:
     scheduler_uid: str | None = None
     allow_version_mismatch: bool = False
     unnamed: bool = False
-    """Whether the job has no name, and its nodes no numbers: another node there may belong to another job."""
+    """True if the job has no name, and its nodes no numbers: another node there may belong to another job."""
     offer: Offer | None = None  # its first one, for as long as it takes part
     former: tuple[FormerNode, ...] = ()  # other nodes that its agent has been, up to the moment at which it joins
 
@@ -58,7 +58,7 @@ class Applicant:
         admission.check_settings(opener, self.settings, allow_version_mismatch=allow, unnamed=self.unnamed)
 
     def is_taken_by(self, opener: Settings, run_uid: str | None) -> bool:
-        """Whether an open run with these settings and this scheduler's uid takes the node."""
+        """Return True if an open run with these settings and this scheduler's uid takes the node."""
         if self.scheduler_uid not in (None, run_uid):
             return False
         try:
@@ -79,7 +79,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a node found when it first read the ledger."""
+    """The ledger as a node found it first."""
 
     place: Link  # the newest entry; ``ORIGIN`` for an empty ledger
     run: str = ""  # the newest run; '' for none
@@ -218,7 +218,7 @@ class Joining:
         return filter(None, (peek(self.store, i, self.runtime.codec) for i in range(index + 1, ledger.head.index + 1)))
 
     def _is_there(self, place: Link) -> bool:
-        """Whether the store still has the entry, or its tombstone."""
+        """Return True if the store still has the entry, or its tombstone."""
         data = self.store.read(place.index) if place.index else TOMBSTONE
         return data is not None and (data == TOMBSTONE or self.runtime.codec.decode_entry(data).link == place)
 

@@ -43,7 +43,7 @@ class _Attempts:
 
 
 class LeaderDriver:
-    """What the leader remembers between turns, and the turns. Used by one thread."""
+    """The turns of the leader, and its memory between them. Used by one thread."""
 
     def __init__(self, node_id: str, runtime: Runtime, calls: SessionCalls) -> None:
         self.node_id, self.runtime, self.calls = node_id, runtime, calls
@@ -108,7 +108,7 @@ class LeaderDriver:
                 return self._append(store, ledger, entry)
             case LookAgain(at, waiting, awaited, silent, put_off):
                 self._tell(waiting, awaited or waiting)
-                self._tell_put_off(put_off, ledger)
+                self._publish_resize_delay(put_off, ledger)
                 self.plugins.ask_who_is_gone(silent, self.watch)
                 if self.plugins.await_verdict():  # nothing else can be decided before it
                     self.watch = replace(self.watch, gap_at=self.runtime.now())
@@ -160,7 +160,7 @@ class LeaderDriver:
         return self._attempts.next_at
 
     def alone(self, ledger: Ledger) -> bool:
-        """Whether there is no other node to watch: the store wakes a leader when one comes."""
+        """Return True if there is no other node to watch: the store wakes a leader when one comes."""
         members = ledger.round.group_ranks if ledger.round is not None else {}
         return not {*self.watch.nodes, *members} - {self.node_id}
 
@@ -252,7 +252,7 @@ class LeaderDriver:
             self._tell_at = None
             self.calls.publish(Event("waiting", f"waiting for {waiting}", fields={"for": awaited}))
 
-    def _tell_put_off(self, why: str, ledger: Ledger) -> None:
+    def _publish_resize_delay(self, why: str, ledger: Ledger) -> None:
         """Tell people once in a round that it is not resized yet, and why."""
         if why and ledger.round is not None and ledger.round.offer.id != self._put_off_in:
             self._put_off_in = ledger.round.offer.id

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.protocol.codec import CODEC, Codec
 from elastic_core.protocol.entries import Entry
 from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS, Observation
-from elastic_core.protocol.ledger import HistoryChangedError, Ledger, ledger_read_at, restore_ledger, stands_on
+from elastic_core.protocol.ledger import HistoryChangedError, Ledger, restore_ledger, stands_on
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, find_gone_nodes
 from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend, RosterRow
@@ -54,8 +55,8 @@ def load(store: RendezvousBackend, now: float, codec: Codec = CODEC) -> Ledger |
 
 def load_now(store: RendezvousBackend, runtime: Runtime) -> Ledger | None:
     """Return what :func:`load` does, for a node that will follow the ledger: entries may be as new as the reading."""
-    ledger = load(store, runtime.now(), runtime.codec)
-    return None if ledger is None else ledger_read_at(ledger, runtime.now())
+    ledger, now = load(store, runtime.now(), runtime.codec), runtime.now()
+    return None if ledger is None else replace(ledger, head_at=now, halt_at=now)
 
 
 def peek(store: RendezvousBackend, index: int, codec: Codec = CODEC) -> Entry | None:
@@ -109,7 +110,7 @@ def missing_entry(index: int) -> HistoryChangedError:
 # The roster ----------------------------------------------------------------------------------------------------------
 
 
-def said_by(found: RosterRow, codec: Codec = CODEC) -> NodeRow:
+def decode_roster_row(found: RosterRow, codec: Codec = CODEC) -> NodeRow:
     """Decode a row; raise RendezvousStateError if it is invalid."""
     if found.broken:
         raise RendezvousStateError(found.broken)
@@ -124,7 +125,7 @@ def readable(found: Iterable[RosterRow], codec: Codec = CODEC) -> list[Observati
     rows = []
     for seen in found:
         with suppress(RendezvousStateError):
-            row = said_by(seen, codec)
+            row = decode_roster_row(seen, codec)
             if row.info.node_id == seen.node_id:
                 rows.append(Observation(row, seen.serial, seen.heartbeat, seen.revision))
     return rows
@@ -149,7 +150,7 @@ class RosterReader:
             value, row = self._decoded.get(seen.node_id, (None, None))
             if row is None or value != seen.value:
                 try:
-                    row = said_by(seen, self._codec)
+                    row = decode_roster_row(seen, self._codec)
                 except RendezvousStateError as exc:
                     self._report(seen.node_id, exc)
                     unread.append(seen.node_id)

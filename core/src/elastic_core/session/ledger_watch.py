@@ -1,6 +1,6 @@
 """Follows the ledger while the starter imports and health checks run: has the run ended (S6), is the node drained?
 
-The lookout enters a row with its own heartbeat, which takes part in no round: ``elastic drain`` finds the node by it
+The watch enters a row with its own heartbeat, which takes part in no round: ``elastic drain`` finds the node by it
 (L17), and the agent that hosts an embedded store waits until it has left the roster.
 """
 
@@ -21,7 +21,7 @@ from elastic_core.session.ledger_reader import load
 from elastic_core.session.runtime import Runtime
 
 
-class Lookout:
+class LedgerWatch:
     """A thread that reads the ledger over its own connection, from now on until it is closed.
 
     ``store`` is what the node reads the ledger over, ``arrival`` what it found there first. The thread calls ``tell``

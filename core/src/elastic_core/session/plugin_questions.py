@@ -1,4 +1,4 @@
-"""What a leader asks plugins, each question on a thread of its own: verdicts, lost nodes, and reports of answers."""
+"""The questions of a leader to plugins, each on its own thread: verdicts, lost nodes, and reports of answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from elastic_core.session.state import SessionCalls
 R = TypeVar("R")
 ASK_AGAIN_SECONDS = 10.0  # the interval at which plugins are asked about nodes for whose fence the job waits
 ANSWER_WAIT_SECONDS = 0.3
-"""How long a turn of the leader waits for plugins, which mostly answer at once. Meanwhile a broken round is not halted;
+"""The wait of a leader's turn for plugins, which mostly answer at once. Meanwhile a broken round is not halted;
 reporters give a leader 1 s (rule L2)."""
 
 
@@ -82,9 +82,9 @@ class PluginQuestions:
 
     def sum_up(self, wanted: SumUp, ledger: Ledger) -> None:
         """Ask for the report on the open question, and wait a moment."""
-        _, before = ledger.reports.get(wanted.question.name, (0, "null"))
+        _, before = ledger.questions.reports.get(wanted.question.name, (0, "null"))
         ask = partial(self._calls.sum_up, wanted.question, wanted.answers, before)
-        self._question, self._index = ledger.question, wanted.index
+        self._question, self._index = ledger.questions.open, wanted.index
         self._report = self._runtime.ask(ask, name="elastic-sum-up")
         _wait_a_moment(self._report)
 
@@ -93,7 +93,7 @@ class PluginQuestions:
 
         Entries of two histories may have one index, so the question itself is compared, as this node has read it.
         """
-        if self._report is None or self._question is not ledger.question:
+        if self._report is None or self._question is not ledger.questions.open:
             return None
         return Summary(self._index, self._report.result() if self._report.done() else None)
 

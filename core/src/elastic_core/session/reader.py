@@ -28,9 +28,9 @@ IDLE_WAIT_SECONDS = 60.0  # how long a follower waits for the ledger at a time; 
 QUIET_RETRY_SECONDS = 0.2
 """While retries are at most this far apart, no failure is reported: other nodes may be repairing the store."""
 FIRST_WAIT_SECONDS = 1.0
-"""How long the first wait after a failure takes: a read that succeeds does not show that a wait does."""
+"""The length of the first wait after a failure: a read that succeeds does not show that a wait does."""
 REST_SECONDS_PER_ROW = 0.0001
-"""How long the leader pauses after a read of the roster, for each row. When a thousand rows change one after another,
+"""The pause of the leader after a read of the roster, for each row. When a thousand rows change one after another,
 reading all of them for each change would keep the store from taking the changes."""
 
 
@@ -42,7 +42,7 @@ class StoreReader:
         self._memory = Memory((state.ledger.head,))
         self._unread: HistoryChangedError | None = None  # why the reader could not read on from where it is
         self._missing_since: tuple[bool, float] | None = None
-        """Whether the store's newest entry is missing, or one that it stands on, and since when no entry was read."""
+        """True if the missing entry is the newest, False for one that it stands on; and since when none was read."""
         self._back_at = -math.inf  # when the reader last had a connection again after it had lost one
 
     def run(self) -> None:
@@ -87,7 +87,7 @@ class StoreReader:
                 state.connections.close("reader")
 
     def _is_missing_too_long(self, exc: HistoryChangedError) -> bool:
-        """Whether an entry has been missing for so long that no node is about to put it there.
+        """Return True if an entry has been missing for so long that no node is about to put it there.
 
         A store may tell of its newest entry before all of its servers have it. If the entry is missing for
         ``lost_after``, no node has written it. An entry that the newest one stands on may be put back by a node that

@@ -16,7 +16,7 @@ from elastic_core.session.ledger_reader import check_head, living_hosts, load_no
 from elastic_core.session.runtime import Runtime
 
 REPAIR_ATTEMPTS_MAX = 8
-"""How often to read again after other nodes have written meanwhile; then the next heartbeat tries again."""
+"""The number of reads after other nodes have written meanwhile; then the next heartbeat tries again."""
 AWAY = "this node was away for long"  # why a node goes on from another entry than the next
 
 Restored: TypeAlias = "tuple[str, Ledger | None] | repair.Rejoin | None"

@@ -1,4 +1,4 @@
-"""What the code of an agent runs on: time, ids, threads, and the codec of what it keeps in the store.
+"""The runtime of an agent's code: time, ids, threads, and the codec of its values in the store.
 
 Production uses :data:`RUNTIME`, made of the standard library. The simulator passes its own runtime, and so runs
 the same code in virtual time.

@@ -41,22 +41,22 @@ class Session:
 
     @property
     def ledger(self) -> Ledger:
-        """What this node has read."""
+        """The ledger as far as this node has read it."""
         return self._state.ledger
 
     @property
     def contact(self) -> Contact:
-        """Whether the store serves this node, and up to when the node knows what the store had taken."""
+        """The record of whether the store serves this node, and up to when the node knows what the store had taken."""
         return self._state.contact
 
     @property
     def store_gone(self) -> bool:
-        """Whether an embedded store is known to be gone, so that no node can go on elsewhere (rule S4)."""
+        """True if an embedded store is known to be gone, so that no node can go on elsewhere (rule S4)."""
         return self._state.connections.store_gone
 
     @property
     def watch(self) -> Watch:
-        """What this node, as leader, sees in the roster; empty where another one leads."""
+        """The nodes that this node, as leader, sees in the roster; empty where another one leads."""
         return self._leader.watch
 
     @property
@@ -97,7 +97,7 @@ class Session:
         return {node_id for node_id in node_ids if is_lost(watch, node_id, timing, watch.read_at)}
 
     def any_stays(self, node_ids: set[str], timeout: float) -> bool:
-        """Whether another one of these nodes has a row that does not say that it leaves; False without an answer."""
+        """Return True if another of these nodes has a row that does not say that it leaves; False without an answer."""
         others = node_ids - {self._state.node_id}
 
         def ask() -> bool:

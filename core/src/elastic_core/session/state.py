@@ -1,4 +1,4 @@
-"""What the threads of a session share, and the functions of the agent that they call.
+"""The state that the threads of a session share, and the functions of the agent that they call.
 
 The threads do not know each other. They meet here: a thread changes the state and notifies ``wake``, for which the
 writer waits, or ``pulse``, for which the heartbeat waits. The reader waits for the store. The writer's rows and jobs,
@@ -175,7 +175,7 @@ class SessionConnections:
     def __init__(self, state: SessionState) -> None:
         self._state = state
         self.store_gone = False
-        """Whether an embedded store is known to be gone, so that no node can go on elsewhere (rule S4)."""
+        """True if an embedded store is known to be gone, so that no node can go on elsewhere (rule S4)."""
         self._checked_at = self.heartbeat_at = state.runtime.now()
         """When answers were last checked, and when the last heartbeat that was answered began."""
         self.made: dict[str, RendezvousBackend | None] = dict.fromkeys(THREADS)  # the connection of each thread
@@ -184,7 +184,7 @@ class SessionConnections:
         self.unread_since: float | None = None
         """Since when heartbeats bring that the store has other entries than this node has read."""
         self.doubt = False
-        """Whether the store may have lost entries: the reader compares on its next connection, or does so now (S3)."""
+        """True if the store may have lost entries: the reader compares on its next connection, or does so now (S3)."""
 
     def connect(self, who: str) -> RendezvousBackend | None:
         """Make the thread's connection, however long it takes; return None when the session ends instead.
