@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from elastic_core.agent.directories import MARK
-from elastic_core.agent.resources import Resources, Start, WardenWatch, leave_signals, open_resources
+from elastic_core.agent.resources import Launch, Resources, WardenWatch, leave_signals, open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
@@ -41,8 +41,8 @@ def made(**settings: Any) -> Iterator[tuple[Resources, list[Event]]]:
     with ExitStack() as stack:
         warden = stack.enter_context(begun())
         slot = stack.enter_context(closing(Slot.take(f"test_hands/{uuid.uuid4()}")))
-        start = Start(config=config(**settings), plugins=Plugins(), slot=slot, warden=warden)
-        given = open_resources(start, said.append, info(), "uid")
+        launch = Launch(config=config(**settings), plugins=Plugins(), slot=slot, warden=warden)
+        given = open_resources(launch, said.append, info(), "uid")
         yield stack.enter_context(given), said
 
 

@@ -87,7 +87,7 @@ class FdStore:
 
 
 def is_memory(fd: int) -> bool:
-    """Whether a descriptor is of ``memfd_create``: other files may block, or stay after they are closed."""
+    """Return True if a descriptor is of ``memfd_create``: other files may block, or stay after they are closed."""
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:") and os.fstat(fd).st_nlink == 0

@@ -55,7 +55,7 @@ class WardenWatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class Launch:
     """The parts of an agent that are there before it joins its job."""
 
     config: RunConfig
@@ -136,19 +136,19 @@ class Resources:
 
 @contextmanager
 def open_resources(
-    start: Start, publish: Publish, info: NodeInfo, run_uid: str, *, heard: Sequence[WardenEvent] = ()
+    launch: Launch, publish: Publish, info: NodeInfo, run_uid: str, *, heard: Sequence[WardenEvent] = ()
 ) -> Iterator[Resources]:
     """Make the resources, and close them on exit. Main thread only.
 
     Args:
-        start: Its warden is closed before the output of its workers.
+        launch: Its warden is closed before the output of its workers.
         heard: The events of the warden so far.
 
     Raises:
         OSError, ResourceError: No descriptor or directory could be made.
     """
     keep_spare_thread()
-    config, plugins, warden = start.config, start.plugins, start.warden
+    config, plugins, warden = launch.config, launch.plugins, launch.warden
     with ExitStack() as stack:
         signals = leave_signals(config)
         loop = EventLoop(signals)
@@ -156,7 +156,7 @@ def open_resources(
         for event in heard:
             loop.post(event)
         loop.watch(warden, warden.receive)
-        directory, temporary = _open_directory(stack, start, publish, run_uid)
+        directory, temporary = _open_directory(stack, launch, publish, run_uid)
         output = Output(Routes.of(config), lambda message: publish(Event("output", message, Level.WARNING)))
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
@@ -164,16 +164,16 @@ def open_resources(
         reports = Reports(loop.at)
         stack.callback(reports.close)
         loop.watch(reports, reports.receive)
-        node = Node(config, plugins, publish, info, run_uid, directory, temporary, start.cpus)
+        node = Node(config, plugins, publish, info, run_uid, directory, temporary, launch.cpus)
         group = WorkerGroup(node, warden, output, reports, loop.post, ProgressTable(publish, loop.post))
         stack.callback(group.close)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
-        yield Resources(node, loop, signals, warden, group, start.slot.look)
+        yield Resources(node, loop, signals, warden, group, launch.slot.look)
 
 
-def _open_directory(stack: ExitStack, start: Start, publish: Publish, run_uid: str) -> tuple[Path, bool]:
+def _open_directory(stack: ExitStack, launch: Launch, publish: Publish, run_uid: str) -> tuple[Path, bool]:
     """Make the directory of the run, and return it, and whether it is removed at the end."""
-    config, slot, warden = start.config, start.slot, start.warden
+    config, slot, warden = launch.config, launch.slot, launch.warden
     directory, temporary = log_directory(config, run_uid)
     if temporary:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)

@@ -138,12 +138,12 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process has started and has not ended."""
+        """True if its process has started and has not ended."""
         return self.pid is not None and self.exit_code is None
 
     @property
     def has_left_early(self) -> bool:
-        """Whether it has ended by itself and without a failure, while its node goes on; not because of a notice.
+        """True if it has ended by itself and without a failure, while its node goes on; not because of a notice.
 
         A worker whose program was over may have been killed before it exited.
         """

@@ -81,7 +81,7 @@ class LocalRound:
 
     @property
     def has_started(self) -> bool:
-        """Whether every worker has a process."""
+        """True if every worker has a process."""
         return all(worker.pid is not None for worker in self.workers.values())
 
     def views(self) -> tuple[WorkerView, ...]:
@@ -122,7 +122,7 @@ class WorkerGroup:
     oom: OomCounter = field(default_factory=find_counter)
     interruptions: Interruptions = field(default_factory=Interruptions)
     stop_facts: dict[str, Mapping[str, Field]] = field(default_factory=dict)
-    """What monitors have found out after the last planned stop, by the name of their event."""
+    """The findings of monitors after the last planned stop, by the name of their event."""
     _round: LocalRound = field(default_factory=LocalRound)  # the current one, or the last
     _snapshot: tuple[tuple[int, int] | None, float] = (None, 0.0)  # the newest in memory, and when it was noticed
     _described: object = None  # what the node's row was given last, with instants in place of ages
@@ -185,7 +185,7 @@ class WorkerGroup:
         return tuple(self._round.workers.values())
 
     def alive(self) -> bool:
-        """Whether every local rank has been started and none has ended."""
+        """Return True if every local rank has been started and none has ended."""
         return bool(self._round.workers) and all(worker.is_running for worker in self.workers)
 
     def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
