@@ -23,11 +23,11 @@ from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
+from elastic_core.monitor_callbacks import MonitorCallbacks
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Leaving, Stop, WorkerFailed
 from elastic_core.protocol.roster import Answer, NodeInfo, Slots
-from elastic_core.round_questions import RoundQuestions
 from elastic_core.session.join import FormerNode
 from elastic_core.threads import keep_spare_thread
 from elastic_core.warden.client import CLOSING, Warden
@@ -93,15 +93,15 @@ class Resources:
         While the workers of that round have yet to start, the monitors are those of the round before: none answers.
         """
         current = self.group.round
-        questions = current.questions if current.number == number else RoundQuestions(self.node.publish)
-        self._ask(asked.index, lambda: questions.find(asked.name, asked.value))
+        callbacks = current.callbacks if current.number == number else MonitorCallbacks(self.node.publish)
+        self._ask(asked.index, lambda: callbacks.find(asked.name, asked.value))
 
     def say_last(self, halt: int) -> bool:
         """Have monitors say what a failed rank may have waited for, as :meth:`find_answer`; False for none to ask."""
-        questions = self.group.round.questions
-        if not questions.last_words or not any(worker.is_running for worker in self.group.workers):
+        callbacks = self.group.round.callbacks
+        if not callbacks.last_words or not any(worker.is_running for worker in self.group.workers):
             return False
-        self._ask(halt, questions.say_last)
+        self._ask(halt, callbacks.say_last)
         return True
 
     def _ask(self, index: int, find: Callable[[], str]) -> None:

@@ -24,6 +24,7 @@ from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.monitor_callbacks import LAST_WORDS_SECONDS
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Answers, Closed, Round
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, step
@@ -32,7 +33,6 @@ from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.round_questions import LAST_WORDS_SECONDS
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, FormerNode, Joined
 from elastic_core.session.session import Session
@@ -250,7 +250,7 @@ class Supervisor:
                 self.resources.group.note_next_round()
             for body in (entry.body for entry in event.entries):
                 if isinstance(body, Answers) and body.round == self.resources.group.round.number:
-                    self.resources.group.round.questions.take(body.name, decode(body.report))
+                    self.resources.group.round.callbacks.take(body.name, decode(body.report))
             self._check_again(before)
             self._departure.read(event.entries)
         self._row.follow(self.state)

@@ -365,7 +365,7 @@ class WorkerGroup:
         self.reports.drain()
         steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
         self.stop_facts = {}
-        for look in self._round.running.last_looks:
+        for look in self._round.running.callbacks.last_looks:
             checkpoint = self.progress.last_checkpoint()
             if checkpoint is not None:
                 checkpoint = checkpoint[0], max(0.0, checkpoint[1] - (self.node.now() - ended))
@@ -379,7 +379,7 @@ class WorkerGroup:
 
     def _newest_snapshot(self) -> tuple[int, int] | None:
         """Return the round and step of the newest snapshot that workers keep in memory."""
-        return self._round.running.find_snapshot(self.reports.fd_store.held)
+        return self._round.running.callbacks.find_snapshot(self.reports.fd_store.held)
 
     def error_record(self, incident: Incident | None) -> Mapping[str, Any] | None:
         """Return the error file of a failed worker of this node; None if there is none."""
@@ -502,9 +502,9 @@ class WorkerGroup:
             publish=self.node.publish,
             look=self._round.views,
         )
-        self.progress.catch_up = running.catch_up
+        self.progress.catch_up = running.readers.catch_up
         self.node.plugins.round_starts(running)
-        self.output.begin(running)
+        self.output.begin(running.readers)
 
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""
