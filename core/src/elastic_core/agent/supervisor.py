@@ -58,7 +58,7 @@ class Supervisor:
         stores: Stores,
     ) -> None:
         node, loop, group = resources.node, resources.loop, resources.group
-        self.resources = resources
+        self.resources, self._publish = resources, node.publish
         self.state = NodeState(row=NodeRow(info=applicant.info, offer=applicant.offer), ledger=joined.ledger)
         self._stores = stores
         self._exit: Exit | None = None
@@ -77,7 +77,7 @@ class Supervisor:
         )
         self.session = Session(store, joined, node.runtime, calls)
         self._row = OwnRow(joined.row, applicant.info.slots, resources, self.session)
-        self._isolation = Isolation(applicant.info.node_id, self.session.look_up, node.runtime, resources.unreachable)
+        self._isolation = Isolation(applicant.info.node_id, self.session.look_up, node.runtime)
         ids = {applicant.info.node_id, *(former.node_id for former in applicant.former)}
         self._departure = Departure(self, ids, joined.drained)
         node.plugins.host_end.heard_by(lambda *said: loop.post(partial(self._departure.on_host_ends, *said)))
@@ -326,9 +326,6 @@ class Supervisor:
         self.step(early)
 
     # Reports ---------------------------------------------------------------------------------------------------------
-
-    def _publish(self, event: Event) -> None:
-        self.resources.node.publish(event)
 
     def _check_again(self, before: NodeState) -> None:
         """Leave, and enter again through the health checks, once this host has been excluded (rule L17)."""

@@ -22,7 +22,6 @@ from elastic_core.agent.run_summary import Interruptions, Recovery, initialized,
 from elastic_core.agent.worker import (
     Node,
     Worker,
-    early_exit,
     error_file,
     ignored_signals,
     worker_failed,
@@ -34,7 +33,7 @@ from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.host.oom import OomCounter, find_counter
-from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
+from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, distance_to_cause
 from elastic_core.monitors import PlannedStop, RankFailed, RunningRound, WorkerView
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen
@@ -328,10 +327,15 @@ class WorkerGroup:
 
     def early_exit(self, failure: Incident | None) -> node_events.WorkerFailed | None:
         """Return the first local worker that has left early, if that explains the round's failure."""
-        if (found := early_exit(self.workers, failure)) is None:
+        left = [worker for worker in self.workers if worker.has_left_early]
+        if not left or failure is None or not failure.follows_peer:
             return None
-        worker, cause = found
-        return self._publish_failure(self._incident(worker, cause, at=worker.ended_at))
+        first = min(left, key=lambda worker: worker.ended_at)
+        code = None if first.exit_code else 0  # one whose program had ended was killed before it exited
+        cause = Cause(detail=first.streams.tail(), exit_code=code)
+        if not first.terminated:
+            cause = replace(cause, kind=IncidentKind.EXITED_EARLY, message=describe_early_exit(failure))
+        return self._publish_failure(self._incident(first, cause, at=first.ended_at))
 
     def note_next_round(self) -> None:
         """Note that this node has read the next round."""
