@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from views import info, live, settings
@@ -46,7 +46,7 @@ class Node:
                 later=lambda seconds, call: self.timers.append((seconds, call)),
             ),
         )
-        self.departing = Departure(cast("Any", self), {"a"})
+        self.departing: Departure = Departure(self, {"a"})
 
     def step(self, event: NodeEvent | None) -> None:
         assert event is not None

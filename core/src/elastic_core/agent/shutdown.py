@@ -6,18 +6,17 @@ import signal
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from elastic_core.agent.join_gate import repeats_request
+from elastic_core.agent.resources import Resources
 from elastic_core.events import Event
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.protocol.entries import Entry
 from elastic_core.protocol.graceful_stop import find_drain
-from elastic_core.protocol.node import supersedes
-from elastic_core.protocol.node_events import Exit, Leaving, Work
-
-if TYPE_CHECKING:  # it imports this module
-    from elastic_core.agent.supervisor import Supervisor
+from elastic_core.protocol.node import NodeState, supersedes
+from elastic_core.protocol.node_events import Exit, Leaving, NodeEvent, Work
+from elastic_core.session.session import Session
 
 HOST_RESERVE_SHARE = 0.3  # of the time until the host is taken away: for a stop in any case, when the grace is over
 HOST_RESERVE_MAX_SECONDS = 10.0  # this is enough
@@ -33,11 +32,25 @@ def settle_exit(end: Exit, received: int | None) -> Exit:
     return Exit(signalled(received), f"received {signal_name(received)}")
 
 
+class Owner(Protocol):
+    """The agent of the node that leaves: a :class:`~elastic_core.agent.supervisor.Supervisor`."""
+
+    resources: Resources
+    session: Session
+    state: NodeState
+
+    def step(self, event: NodeEvent | None) -> None:
+        """Have the node's state machine take an event, and do what follows."""
+
+    def kill_workers(self) -> None:
+        """End all workers at once."""
+
+
 @dataclass
 class Departure:
     """The state of this node's departure. All methods run on the agent's loop."""
 
-    owner: Supervisor
+    owner: Owner
     ids: Collection[str]  # of the nodes that this agent is, and was
     drained: str = ""  # why it should leave, if that was requested before it had joined
     received: int | None = None  # the first signal that was received, which the workers get too
