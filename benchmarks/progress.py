@@ -58,7 +58,7 @@ def cpu_share(line: str, expression: str | None, *, reads: bool) -> float:
     if reads:
         ProgressReader(compile_expressions(expression)).begin(round)
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    pump = Pump(reading, round.open_readers(0), None, Shape())
+    pump = Pump(reading, round.readers.open(0), None, Shape())
     thread = PumpThread("reads")
     other = KINDS["other lines"][0]
     command = [sys.executable, "-c", _WRITER, line, other, str(LINES_PER_SECOND), str(SECONDS)]

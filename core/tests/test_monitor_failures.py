@@ -59,12 +59,12 @@ def test_no_exception_of_a_monitor_reaches_the_agent(running: RunningRound, publ
     running.look_last(broken)
     running.read_output(broken)
     running.answer_snapshot(broken)
-    [look] = running.last_looks
+    [look] = running.callbacks.last_looks
     assert look(PlannedStop(30.0, 5.0)) is None
-    assert running.find_snapshot({}) is None
-    assert running.open_readers(0) == []
+    assert running.callbacks.find_snapshot({}) is None
+    assert running.readers.open(0) == []
     assert len(published) == 3
-    assert running.open_readers(0) == []
+    assert running.readers.open(0) == []
     assert len(published) == 3, "each is called no more"
 
 
@@ -72,7 +72,7 @@ def test_a_reader_that_raises_gets_no_more_of_its_stream(running: RunningRound, 
     lines: list[str] = []
     running.read_output(lambda rank: Broken())
     running.read_output(lambda rank: LineReader(lines.append))
-    for reader in running.open_readers(0):
+    for reader in running.readers.open(0):
         reader.feed(b"one\n")
         reader.feed(b"two\n")
         reader.finish()
@@ -126,10 +126,10 @@ def test_a_follower_may_ask_for_progress_while_a_reader_reports_it(running: Runn
 
     found: list[object] = []
     running.progress.begin(1)
-    running.progress.catch_up = running.catch_up
+    running.progress.catch_up = running.readers.catch_up
     running.read_output(lambda rank: Reporting())
     running.follow_progress(lambda rank, progress: found.append(running.newest_progress()[0][0]))
-    for reader in running.open_readers(0):
+    for reader in running.readers.open(0):
         reader.feed(b"x")
     assert found == [Progress(step=3)]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core import round_questions
+from elastic_core import monitor_callbacks
 from elastic_core.events import Event
+from elastic_core.monitor_callbacks import LAST_WORDS_MAX_CHARACTERS
 from elastic_core.monitors import RunningRound
 from elastic_core.protocol.node_events import Asked
-from elastic_core.round_questions import LAST_WORDS_MAX_CHARACTERS
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ def test_a_question_that_does_not_fit_is_refused(
 def test_the_first_monitor_that_wants_to_answers(round: RunningRound) -> None:
     round.answer("load", lambda value: value + 1)
     round.answer("load", lambda value: 0)
-    assert round.questions.find("load", "7") == "8"
-    assert round.questions.find("another", "7") == "null"
+    assert round.callbacks.find("load", "7") == "8"
+    assert round.callbacks.find("another", "7") == "null"
 
 
 @pytest.mark.parametrize("value", [object(), "x" * 50_000], ids=["no JSON", "too long"])
 def test_an_answer_that_does_not_fit_is_left_out(round: RunningRound, published: list[Event], value: object) -> None:
     round.answer("load", lambda _: value)
-    assert round.questions.find("load", "7") == "null"
+    assert round.callbacks.find("load", "7") == "null"
     assert [event.name for event in published] == ["plugin_failed"]
 
 
@@ -72,7 +72,7 @@ def test_reports_are_passed_on_in_order_and_each_to_all_followers(round: Running
     round.follow_answers("load", lambda report: told.append(("second", report)))
     round.follow_answers("end", lambda report: done.set())
     for name, report in (("load", 1), ("another", 0), ("load", 2), ("end", 0)):
-        round.questions.take(name, report)
+        round.callbacks.take(name, report)
     assert told == [], "the agent's loop does not wait for them"
     release.set()
     assert done.wait(60.0)
@@ -82,11 +82,11 @@ def test_reports_are_passed_on_in_order_and_each_to_all_followers(round: Running
 def test_a_follower_that_takes_too_long_is_reported_and_the_next_one_is_called(
     round: RunningRound, published: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_questions, "FOLLOW_SECONDS", 0.05)
+    monkeypatch.setattr(monitor_callbacks, "FOLLOW_SECONDS", 0.05)
     never, done = threading.Event(), threading.Event()
     round.follow_answers("load", lambda report: never.wait())
     round.follow_answers("load", lambda report: done.set())
-    round.questions.take("load", 1)
+    round.callbacks.take("load", 1)
     assert done.wait(60.0)
     never.set()
     assert [event.name for event in published] == ["plugin_failed"]
@@ -103,9 +103,9 @@ def test_a_monitor_that_raises_is_reported_and_the_next_one_is_called(
     round.before_stop(fail)
     round.follow_answers("load", fail)
     round.follow_answers("load", lambda report: done.set())
-    assert round.questions.find("load", "7") == "null"
-    assert round.questions.say_last() == ""
-    round.questions.take("load", 1)
+    assert round.callbacks.find("load", "7") == "null"
+    assert round.callbacks.say_last() == ""
+    round.callbacks.take("load", 1)
     assert done.wait(60.0)
     message = "a monitor raised, and is not called again in this round: ValueError: no such rank."
     assert [event.message for event in published] == [message] * 3, "once for each call that it registered"
@@ -117,7 +117,7 @@ def test_the_word_of_monitors_before_a_stop_is_limited_in_time_and_size(round: R
     round.before_stop(lambda: str(never.wait()), within=0.05)
     round.before_stop(lambda: 7)  # type: ignore[arg-type, return-value]  # a defect of the plugin
     round.before_stop(lambda: "rank 3 sleeps")
-    assert round.questions.say_last() == f"{'x' * LAST_WORDS_MAX_CHARACTERS}; rank 3 sleeps"
+    assert round.callbacks.say_last() == f"{'x' * LAST_WORDS_MAX_CHARACTERS}; rank 3 sleeps"
     never.set()
 
 
@@ -140,4 +140,4 @@ def test_an_empty_note_takes_the_note_back(round: RunningRound) -> None:
 def test_of_several_monitors_the_first_one_answers_for_snapshots(round: RunningRound) -> None:
     round.answer_snapshot(lambda held: (1, held["a"]))
     round.answer_snapshot(lambda held: (9, 9))
-    assert round.find_snapshot({"a": 7}) == (1, 7)
+    assert round.callbacks.find_snapshot({"a": 7}) == (1, 7)

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
+from elastic_core.monitor_callbacks import LAST_WORDS_SECONDS, Guarded, MonitorCallbacks
 from elastic_core.progress import Checkpoint, Progress
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import Asked
 from elastic_core.questions import VALUE_MAX_BYTES, check_name, encode
-from elastic_core.round_questions import LAST_WORDS_SECONDS, Guarded, RoundQuestions
 
 _Found = TypeVar("_Found")
 NOTE_MAX_CHARACTERS = 200
@@ -136,10 +136,6 @@ class Signal:
     why: str
 
 
-def _find_no_snapshot(held: Mapping[str, int]) -> tuple[int, int] | None:
-    """Return None, for a node without a monitor that knows the snapshots in memory."""
-
-
 @dataclass
 class RunningRound:
     """A round that is about to start workers on this node.
@@ -165,16 +161,11 @@ class RunningRound:
     notes: dict[str, str] = field(default_factory=dict, repr=False)
     explanations: list[str] = field(default_factory=list, repr=False)
     signals: dict[int, Signal] = field(default_factory=dict, repr=False)
-    every_stream: bool = field(default=False, repr=False)
-    """True if a monitor reads streams that the agent would otherwise leave to the worker."""
-    last_looks: list[Callable[[PlannedStop], Event | None]] = field(default_factory=list, repr=False)
-    questions: RoundQuestions = field(init=False, repr=False)
-    find_snapshot: Callable[[Mapping[str, int]], tuple[int, int] | None] = field(default=_find_no_snapshot, repr=False)
-    _open: list[Callable[[int], OutputReader | None]] = field(default_factory=list, repr=False)
-    _readers: list[GuardedReader] = field(default_factory=list, repr=False)
+    readers: OutputReaders = field(init=False, repr=False)
+    callbacks: MonitorCallbacks = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.questions = RoundQuestions(self.publish)
+        self.readers, self.callbacks = OutputReaders(self.publish), MonitorCallbacks(self.publish)
 
     # Observation
 
@@ -191,8 +182,7 @@ class RunningRound:
             every_stream: Whether the agent reads all streams for it. By default a single worker that has the agent's
                 own stdout, since nothing keeps or changes that, keeps it.
         """
-        self._open.append(Guarded(open, self.publish))
-        self.every_stream |= every_stream
+        self.readers.add(open, every_stream=every_stream)
 
     def follow_progress(self, take: Callable[[int, Progress], None]) -> None:
         """Have ``take(rank, progress)`` called for each progress that a rank reports, or that a monitor reports."""
@@ -204,7 +194,7 @@ class RunningRound:
 
         If it returns an event, that is published, and ``verdict.json`` has the fields under the name of the event.
         """
-        self.last_looks.append(Guarded(look, self.publish))
+        self.callbacks.last_looks.append(Guarded(look, self.publish))
 
     def newest_progress(self) -> Mapping[int, tuple[Progress, float]]:
         """Return the newest progress of each rank that has made any, and how many seconds ago it last moved."""
@@ -221,7 +211,7 @@ class RunningRound:
         other on a thread of theirs, in the order in which they were registered, and may block for 20 s. The next report
         is passed on when all have returned, or have taken so long.
         """
-        self.questions.followers.append((name, Guarded(take, self.publish)))
+        self.callbacks.followers.append((name, Guarded(take, self.publish)))
 
     def answer(self, name: str, find: Callable[[Any], Any]) -> None:
         """Have ``find(value)`` answer for this node whenever all nodes are asked a question of this name.
@@ -231,7 +221,7 @@ class RunningRound:
         one to call this answers: that of the plugin that was registered last.
         """
         check_name(name)
-        self.questions.finders.setdefault(name, Guarded(find, self.publish))
+        self.callbacks.finders.setdefault(name, Guarded(find, self.publish))
 
     def before_stop(self, call: Callable[[], str], within: float = LAST_WORDS_SECONDS) -> None:
         """Have ``call()`` say, before the workers are stopped, for which of them a failed rank may have waited.
@@ -239,7 +229,7 @@ class RunningRound:
         It is called on a thread of the agent's if a failure elsewhere follows from the loss of a peer. It has
         ``within`` seconds, at most 0.5. The text, of at most 400 characters, becomes part of the failure.
         """
-        self.questions.last_words.append((Guarded(call, self.publish), min(within, LAST_WORDS_SECONDS)))
+        self.callbacks.last_words.append((Guarded(call, self.publish), min(within, LAST_WORDS_SECONDS)))
 
     # Actions
 
@@ -295,8 +285,7 @@ class RunningRound:
         descriptors by name. It is called on the agent's loop every few seconds, also after the round, and must return
         within a millisecond. As with :meth:`answer`, the first monitor to call this answers.
         """
-        if self.find_snapshot is _find_no_snapshot:
-            self.find_snapshot = Guarded(find, self.publish)
+        self.callbacks.snapshot_finders.append(Guarded(find, self.publish))
 
     def explain(self, text: str, *, instead_of: str = "") -> None:
         """Have the first failure of this round tell these lines, too: 1,500 characters each, of the newest two.
@@ -319,20 +308,6 @@ class RunningRound:
         self.notes[name] = value
         if not value:
             del self.notes[name]
-
-    # For the agent
-
-    def open_readers(self, rank: int) -> list[OutputReader]:
-        """Return the readers of one stream of a worker."""
-        opened = (open(rank) for open in self._open)
-        made = [GuardedReader(reader, self.publish) for reader in opened if reader is not None]
-        self._readers += made
-        return [*made]
-
-    def catch_up(self) -> None:
-        """Have all readers read what they have put off."""
-        for reader in tuple(self._readers):
-            reader.catch_up()
 
 
 @dataclass(frozen=True)
@@ -359,6 +334,37 @@ class LeftMemory(ABC):
         Raises:
             TimeoutError: It has not returned by then.
         """
+
+
+class OutputReaders:
+    """The monitors' readers of the output of one round. For the agent.
+
+    Attributes:
+        every_stream: True if a monitor reads streams that the agent would otherwise leave to the worker.
+    """
+
+    def __init__(self, publish: Callable[[Event], None] = lambda event: None) -> None:
+        self.every_stream = False
+        self._publish = publish
+        self._open: list[Callable[[int], OutputReader | None]] = []
+        self._opened: list[GuardedReader] = []
+
+    def add(self, open: Callable[[int], OutputReader | None], *, every_stream: bool) -> None:
+        """Have a monitor's ``open`` make the reader of each stream."""
+        self._open.append(Guarded(open, self._publish))
+        self.every_stream |= every_stream
+
+    def open(self, rank: int) -> list[OutputReader]:
+        """Return the readers of one stream of a worker."""
+        opened = (open(rank) for open in self._open)
+        made = [GuardedReader(reader, self._publish) for reader in opened if reader is not None]
+        self._opened += made
+        return [*made]
+
+    def catch_up(self) -> None:
+        """Have all readers read what they have put off."""
+        for reader in tuple(self._opened):
+            reader.catch_up()
 
 
 class GuardedReader(OutputReader):

@@ -221,7 +221,7 @@ def watched(lines: list[tuple[int, str]], *, every_stream: bool = False) -> Runn
 
 def test_every_stdout_is_read_if_a_monitor_wants_that(stage: Stage) -> None:
     lines: list[tuple[int, str]] = []
-    stage.start().begin(watched(lines, every_stream=True))
+    stage.start().begin(watched(lines, every_stream=True).readers)
     stage.run("sh", "-c", "echo at 7; echo err >&2")
     assert sorted(lines) == [(3, "at 7"), (3, "err")]
     assert stage.shown() == (b"at 7\n", b"err\n")
@@ -229,7 +229,7 @@ def test_every_stdout_is_read_if_a_monitor_wants_that(stage: Stage) -> None:
 
 def test_stderr_is_read_for_a_monitor_anyway(stage: Stage) -> None:
     lines: list[tuple[int, str]] = []
-    stage.start().begin(watched(lines))
+    stage.start().begin(watched(lines).readers)
     stage.run("sh", "-c", "echo at 7; printf 'one\\rtwo' >&2")
     assert lines == [(3, "one"), (3, "two")]
     assert stage.shown() == (b"", b"one\rtwo")

@@ -17,8 +17,8 @@ from views import info, members, offer
 
 from elastic_core.agent.probing import (
     SPREAD_MAX_SECONDS,
-    Door,
     Isolation,
+    ProbePort,
     ProbeTarget,
     neighbours,
     spread,
@@ -35,8 +35,8 @@ PATIENCE = 60.0
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    with closing(Door("127.0.0.1")) as found:
+def probe_port() -> Iterator[ProbePort]:
+    with closing(ProbePort("127.0.0.1")) as found:
         yield found
 
 
@@ -65,21 +65,21 @@ def full() -> Iterator[int]:
             client.close()
 
 
-def test_a_connection_that_comes_while_no_descriptor_is_free_stays_until_one_is(door: Door) -> None:
+def test_a_connection_that_comes_while_no_descriptor_is_free_stays_until_one_is(probe_port: ProbePort) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    clients = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(3)]
+    clients = [socket.create_connection(("127.0.0.1", probe_port.port)) for _ in range(3)]
     fillers = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
     try:
         with contextlib.suppress(OSError):
             while True:
                 fillers.append(os.open(os.devnull, os.O_RDONLY))
-        door.clear()
+        probe_port.close_probes()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for filler in fillers:
             os.close(filler)
-    door.clear()
+    probe_port.close_probes()
     for client in clients:
         client.settimeout(PATIENCE)
         assert client.recv(1) == b""
@@ -118,10 +118,10 @@ def test_a_member_probes_its_neighbours_doors_and_rank_0s_store() -> None:
     assert targets(a_round("abcd"), "a", known[:1]) == [ProbeTarget("b", "10.0.0.2", 7)]
 
 
-def test_a_door_is_reached_however_often(door: Door) -> None:
+def test_a_port_is_reached_however_often(probe_port: ProbePort) -> None:
     for _ in range(3):
-        assert unreachable([ProbeTarget("b", "127.0.0.1", door.port)] * 5) == ()
-        door.clear()
+        assert unreachable([ProbeTarget("b", "127.0.0.1", probe_port.port)] * 5) == ()
+        probe_port.close_probes()
 
 
 def test_a_refusal_is_an_answer(free_port: int) -> None:
@@ -129,10 +129,10 @@ def test_a_refusal_is_an_answer(free_port: int) -> None:
     assert unreachable([ProbeTarget("b", "127.0.0.1", free_port)]) == ()
 
 
-def test_silence_is_not_waited_for_longer_than_said(door: Door, full: int) -> None:
+def test_silence_is_not_waited_for_longer_than_said(probe_port: ProbePort, full: int) -> None:
     aims = [
         ProbeTarget("b", "127.0.0.1", full),
-        ProbeTarget("c", "127.0.0.1", door.port),
+        ProbeTarget("c", "127.0.0.1", probe_port.port),
         ProbeTarget("b", "127.0.0.1", full),
     ]
     assert unreachable(aims, patience=0.2) == ("b",)
@@ -142,15 +142,15 @@ def test_an_address_that_none_can_reach_is_unreachable_at_once() -> None:
     assert unreachable([ProbeTarget("b", "255.255.255.255", 7)]) == ("b",)
 
 
-def test_the_result_of_a_probe_is_posted(door: Door) -> None:
+def test_the_result_of_a_probe_is_posted(probe_port: ProbePort) -> None:
     posted: Queue[Probed] = Queue()
 
     def look_up(ids: Sequence[str], answer: Callable[[list[NodeInfo]], None]) -> None:
         assert ids == ("a", "c")
         where = {"a": "127.0.0.1", "c": "255.255.255.255"}
-        answer([replace(info(name), address=where[name], port=door.port) for name in ids])
+        answer([replace(info(name), address=where[name], port=probe_port.port) for name in ids])
 
-    current = a_round("abc", offer=Offer("127.0.0.1", door.port, "x", hosted=True))
+    current = a_round("abc", offer=Offer("127.0.0.1", probe_port.port, "x", hosted=True))
     Isolation("b", look_up, RUNTIME).probe(current, posted.put)
     assert posted.get(timeout=PATIENCE) == Probed(3, ("c",))
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from elastic_core.agent.directories import MARK
-from elastic_core.agent.resources import Resources, Start, WardenWatch, leave_signals, open_resources
+from elastic_core.agent.resources import Launch, Resources, WardenWatch, leave_signals, open_resources
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
@@ -22,11 +22,11 @@ from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.errors import ResourceError
 from elastic_core.events import Event
 from elastic_core.host.identity import installed_versions
+from elastic_core.monitor_callbacks import MonitorCallbacks
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Stop
 from elastic_core.protocol.roster import Answer, NodeInfo
 from elastic_core.protocol.settings import Versions
-from elastic_core.round_questions import RoundQuestions
 from elastic_core.warden.linux import descendants
 
 
@@ -41,8 +41,8 @@ def made(**settings: Any) -> Iterator[tuple[Resources, list[Event]]]:
     with ExitStack() as stack:
         warden = stack.enter_context(begun())
         slot = stack.enter_context(closing(Slot.take(f"test_hands/{uuid.uuid4()}")))
-        start = Start(config=config(**settings), plugins=Plugins(), slot=slot, warden=warden)
-        given = open_resources(start, said.append, info(), "uid")
+        launch = Launch(config=config(**settings), plugins=Plugins(), slot=slot, warden=warden)
+        given = open_resources(launch, said.append, info(), "uid")
         yield stack.enter_context(given), said
 
 
@@ -155,9 +155,9 @@ def test_how_workers_are_stopped(planned: bool, received: int | None, stopped: o
 @pytest.mark.parametrize(("number", "text"), [(3, '"of round 3"'), (4, "null")])
 def test_monitors_of_the_round_before_answer_no_question(number: int, text: str) -> None:
     posted: list[object] = []
-    questions = RoundQuestions(lambda event: None)
-    questions.finders["load"] = lambda value: "of round 3"
-    group = SimpleNamespace(round=SimpleNamespace(number=3, questions=questions))
+    callbacks = MonitorCallbacks(lambda event: None)
+    callbacks.finders["load"] = lambda value: "of round 3"
+    group = SimpleNamespace(round=SimpleNamespace(number=3, callbacks=callbacks))
     runtime = SimpleNamespace(ask=lambda find, then, name: then(find()))
     node: Any = SimpleNamespace(publish=None, runtime=runtime)
     loop: Any = SimpleNamespace(post=posted.append)

@@ -18,7 +18,7 @@ import pytest
 from elastic_core import hookimpl
 from elastic_core.agent import membership, worker_store
 from elastic_core.agent.directories import MARK
-from elastic_core.agent.resources import Start
+from elastic_core.agent.resources import Launch
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start import begun, connect_and_run
 from elastic_core.agent.supervisor import Supervisor
@@ -65,7 +65,7 @@ class Job:
         plugins.rendezvous_options = RendezvousOptions
         try:
             with begun() as warden:
-                connect_and_run(Start(config=config, plugins=plugins, slot=self._slot, warden=warden))
+                connect_and_run(Launch(config=config, plugins=plugins, slot=self._slot, warden=warden))
         finally:
             plugins.close(10.0)
 

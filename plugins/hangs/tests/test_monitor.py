@@ -314,11 +314,11 @@ def test_the_flags_say_what_the_monitor_does(
 ) -> None:
     node = Node([])
     begin(node, window, timeout)
-    assert node.round.every_stream is reads
+    assert node.round.readers.every_stream is reads
     assert bool(watchers()) is watches
     for name in (HANG, STACKS, FULL_STACKS):
-        assert json.loads(node.round.questions.find(name, "{}"))["places"] == {}, "it answers in any case"
-    [take] = [take for name, take in node.round.questions.followers if name == HANG]
+        assert json.loads(node.round.callbacks.find(name, "{}"))["places"] == {}, "it answers in any case"
+    [take] = [take for name, take in node.round.callbacks.followers if name == HANG]
     take(asdict(FOUND))
     assert bool([event for event in node.posted if isinstance(event, RankFailed)]) is ends
     node.round.closed.set()

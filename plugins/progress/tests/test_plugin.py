@@ -58,8 +58,8 @@ def test_an_expression_that_cannot_be_used_is_refused() -> None:
 
 @pytest.mark.parametrize("flag", ["progress_pattern", "checkpoint_pattern"])
 def test_with_an_own_expression_the_agent_reads_all_streams(flag: str) -> None:
-    assert not Job().round.every_stream
-    assert Job(**{flag: r"(?P<step>\d+)"}).round.every_stream
+    assert not Job().round.readers.every_stream
+    assert Job(**{flag: r"(?P<step>\d+)"}).round.readers.every_stream
 
 
 def test_a_round_whose_checkpoints_are_all_noticed_says_so_when_it_begins(looking: Job) -> None:
@@ -70,7 +70,7 @@ def test_a_round_whose_checkpoints_are_all_noticed_says_so_when_it_begins(lookin
 
 
 def test_files_are_looked_at_once_more_when_the_workers_have_ended(looking: Job) -> None:
-    files, time_to_save = looking.round.last_looks
+    files, time_to_save = looking.round.callbacks.last_looks
     assert files(PlannedStop(30.0, 5.0)) is None
     checkpoint = looking.table.last_checkpoint()
     assert checkpoint is not None

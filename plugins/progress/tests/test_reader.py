@@ -30,12 +30,12 @@ class Node:
         self.round = RunningRound(
             number, "run", ["a"], Path(), self.table, self.posted.append, self.published.append, lambda: ()
         )
-        self.table.catch_up = self.round.catch_up
+        self.table.catch_up = self.round.readers.catch_up
         self.reader.begin(self.round)
 
     def stream(self, rank: int) -> OutputReader:
         """Open a stream of a worker."""
-        [reader] = self.round.open_readers(rank)
+        [reader] = self.round.readers.open(rank)
         return reader
 
     def worked(self) -> float:

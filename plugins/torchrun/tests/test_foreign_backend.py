@@ -20,7 +20,7 @@ import pytest
 
 from elastic_core import JoinedRun
 from elastic_core.agent.report import Ending
-from elastic_core.agent.resources import Start
+from elastic_core.agent.resources import Launch
 from elastic_core.agent.slot import Slot
 from elastic_core.agent.start import begun, connect_and_run
 from elastic_core.config.program import Program, ProgramKind
@@ -89,7 +89,7 @@ def polled(config: RunConfig, plugins: Plugins, handler: Any) -> Ending:
     with ExitStack() as stack:
         slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))
         warden = stack.enter_context(begun())
-        return connect_and_run(Start(config=config, plugins=plugins, slot=slot, warden=warden))
+        return connect_and_run(Launch(config=config, plugins=plugins, slot=slot, warden=warden))
 
 
 class Run:

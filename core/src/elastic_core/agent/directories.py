@@ -158,7 +158,7 @@ def _remove_if_abandoned(path: str, own: str) -> bool:
 
 
 def _is_private(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
-    """Whether a file is of a kind, belongs to this user, and gives no other user access."""
+    """Return True if a file is of a kind, belongs to this user, and gives no other user access."""
     return is_kind(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
 
 

@@ -36,7 +36,7 @@ _QUOTING = re.compile(
     r"Caught \S{1,200} in [^\n]{1,200}\nOriginal Traceback \(most recent call last\):"  # torch: a DataLoader's worker
     r"|\s*-- Process \d{1,9} terminated with the following error:"  # torch.multiprocessing.spawn
 )
-"""How a library begins the text of an exception that quotes the one of another process, with its traceback."""
+"""The beginning of an exception's text in which a library quotes that of another process, with its traceback."""
 _INNER = re.compile(r"\bgot (?P<line>\w+(?:Error|Exception)\(.{0,400}\))\s*$", re.MULTILINE)
 """The exception that ``torch.compile`` caught while it traced an operation: ``got RuntimeError('…')``."""
 _MOST = 1 << 20
@@ -74,7 +74,7 @@ class Frame:
 
     @property
     def is_library(self) -> bool:
-        """Whether the file belongs to Python or to an installed package."""
+        """True if the file belongs to Python or to an installed package."""
         return _LIBRARY.match(self.file) is not None
 
     @property
@@ -139,7 +139,7 @@ class _Raised:
 
     @property
     def is_peer_loss(self) -> bool:
-        """Whether it says that a peer was lost."""
+        """True if it says that a peer was lost."""
         own = max((at for at, frame in enumerate(self.frames) if not frame.is_library), default=-1)
         return is_peer_loss(self.line, "\n".join(frame.file for frame in self.frames[own + 1 :]))
 
@@ -178,7 +178,7 @@ def find_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str, told:
 
 
 def _ends(member: object, exit_code: int, over: bool) -> bool:
-    """Whether a record explains an exit code: a program may survive a call of ``sys.exit``, and the end of a thread.
+    """Return True if a record explains an exit code: a program may survive a ``sys.exit``, and the end of a thread.
 
     An exception that has ended the program does, although its process may crash after that.
     """
@@ -353,7 +353,7 @@ def _read_frames(recorded: Any) -> tuple[Frame, ...]:
 
 
 def _names(said: str, raised: _Raised) -> bool:
-    """Whether the message of an error file names this exception, with facts that its writer has added."""
+    """Return True if the message of an error file names this exception, with facts that its writer has added."""
     name, text = _leading_name(said), said.strip().partition(":")[2].strip()
     return name.rpartition(".")[2] == raised.type.rpartition(".")[2] and text != raised.text.strip()
 

@@ -29,7 +29,7 @@ class FdStore:
 
     def __init__(self, most: int = MOST_HELD) -> None:
         self._most = most
-        self._held: dict[str, int] = {}
+        self.held: dict[str, int] = {}  # for others to read
 
     def obey(self, request: Mapping[str, Any], descriptors: list[int]) -> bool:
         """Obey a request to the fd store; return whether it was one.
@@ -54,18 +54,13 @@ class FdStore:
             elif kind == RELEASE:
                 _send(answers, {"done": self._release(name)})
             else:
-                found = [self._held[name]] if name in self._held else []
+                found = [self.held[name]] if name in self.held else []
                 _send(answers, {"done": bool(found)}, found)
         return True
 
-    @property
-    def held(self) -> Mapping[str, int]:
-        """The descriptors by name; the fd store closes them."""
-        return self._held
-
     def close(self) -> None:
         """Close all descriptors."""
-        for name in tuple(self._held):
+        for name in tuple(self.held):
             self._release(name)
 
     def _hold(self, name: str, descriptors: list[int]) -> str:
@@ -74,20 +69,20 @@ class FdStore:
             return f"one descriptor can be kept under a name, and {len(descriptors)} came"
         if not is_memory(descriptors[0]):
             return "only memory files (memfd_create) are kept"
-        if name not in self._held and len(self._held) >= self._most:
+        if name not in self.held and len(self.held) >= self._most:
             return f"{self._most} are kept already"
         self._release(name)
-        self._held[name] = descriptors.pop()
+        self.held[name] = descriptors.pop()
         return ""
 
     def _release(self, name: str) -> bool:
-        if (fd := self._held.pop(name, None)) is not None:
+        if (fd := self.held.pop(name, None)) is not None:
             os.close(fd)
         return fd is not None
 
 
 def is_memory(fd: int) -> bool:
-    """Whether a descriptor is of ``memfd_create``: other files may block, or stay after they are closed."""
+    """Return True if a descriptor is of ``memfd_create``: other files may block, or stay after they are closed."""
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:") and os.fstat(fd).st_nlink == 0

@@ -96,7 +96,7 @@ class Interruption:
         self._is_due = True
 
     def is_due(self) -> bool:
-        """Whether all waits are to end."""
+        """Return True if all waits are to end."""
         return self._is_due
 
     def wait(self, others: Sequence[Any], seconds: float) -> list[Any]:

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from elastic_core.agent import report, rescue
 from elastic_core.agent.join_gate import Interruption, pass_gate, wait_for_starter
-from elastic_core.agent.probing import CLEAR_INTERVAL_SECONDS, Door
+from elastic_core.agent.probing import CLOSE_INTERVAL_SECONDS, ProbePort
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
-from elastic_core.agent.resources import Start, leave_signals, open_resources
+from elastic_core.agent.resources import Launch, leave_signals, open_resources
 from elastic_core.agent.shutdown import settle_exit
 from elastic_core.agent.status import describe_joining
 from elastic_core.agent.supervisor import Supervisor
@@ -40,7 +40,7 @@ T = TypeVar("T")
 LISTENS_EVERYWHERE = "the workers' store here listens at all of them, for connections that are translated on the way"
 
 
-def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
+def join_and_run(launch: Launch, store: RendezvousBackend) -> Ending:
     """Join the job, and take part in it to the end. Main thread only.
 
     Args:
@@ -50,13 +50,13 @@ def join_and_run(start: Start, store: RendezvousBackend) -> Ending:
         ElasticError: The node was refused, or too few nodes came. No worker was started.
     """
     with ExitStack() as stack:
-        newcomer = Newcomer(start, store, stack)
+        newcomer = Newcomer(launch, store, stack)
         with ExitStack() as entrance:
             joined = newcomer.pass_gates(entrance) or newcomer.join()
         if isinstance(joined, Ending):
             return joined
         supervisor = newcomer.supervise(joined)
-        start.show_state(supervisor.dump)
+        launch.show_state(supervisor.dump)
         ending = rescue.run(supervisor)
     late = supervisor.resources.loop.late_signals
     if ending.rejoin and late:  # the row stays: it says that the node leaves
@@ -72,20 +72,20 @@ class Newcomer:
         stack: Closes what the node has opened, at its end.
     """
 
-    def __init__(self, start: Start, store: RendezvousBackend, stack: ExitStack) -> None:
-        config, plugins = start.config, start.plugins
-        start.show_state(partial(describe_joining, config, time.monotonic()))
-        self._start, self._store, self._stack = start, store, stack
+    def __init__(self, launch: Launch, store: RendezvousBackend, stack: ExitStack) -> None:
+        config, plugins = launch.config, launch.plugins
+        launch.show_state(partial(describe_joining, config, time.monotonic()))
+        self._launch, self._store, self._stack = launch, store, stack
         options, single = plugins.rendezvous_options(), config.max_nodes == 1
         self._over_handler = options.handler
         address = advertised_address(config.rdzv_endpoint, options.endpoint, config.local_addr, single_node=single)
-        self._door = None if single or options.handler else stack.enter_context(closing(Door(address)))
-        applicant = applicant_for(config, plugins, start.slot, RUNTIME, self._door)
-        self._applicant = replace(applicant, former=() if start.former is None else (start.former,))
+        self._probe_port = None if single or options.handler else stack.enter_context(closing(ProbePort(address)))
+        applicant = applicant_for(config, plugins, launch.slot, RUNTIME, self._probe_port)
+        self._applicant = replace(applicant, former=() if launch.former is None else (launch.former,))
         self.publish = partial(publish_as, plugins, applicant.info)
         self._arrival: Arrival | None = None
         self._heard: list[WardenEvent] = []
-        self._stores = stack.enter_context(closing(_make_stores(start, store, address)))
+        self._stores = stack.enter_context(closing(_make_stores(launch, store, address)))
         message = f"joining job {config.rdzv_id!r} over {config.rdzv_backend} as {applicant.info}"
         self.publish(Event("joining", message, fields={"node_id": applicant.info.node_id}))
         for warning in store.warnings:
@@ -102,17 +102,17 @@ class Newcomer:
         Raises:
             UnhealthyNodeError: A check keeps this host out.
         """
-        start, config, lookout = self._start, self._start.config, None
-        starter, again = start.warden.starter, start.former is not None
+        launch, config, lookout = self._launch, self._launch.config, None
+        starter, again = launch.warden.starter, launch.former is not None
         patience = config.timing.join_timeout if self._over_handler else math.inf
-        gate = start.plugins.join_gate(config, self.publish, patience)
+        gate = launch.plugins.join_gate(config, self.publish, patience)
         takes_time = not all(check.quick for check in gate.checks)
         if starter or again or takes_time:
             self._arrival = self._persist(lambda to: arrive(to, self._applicant, RUNTIME, again=again))
         arrival = self._arrival
         # A running job stops its round for a new node. Import first, so that it waits only for the switch.
         imports = starter is not None and arrival is not None and arrival.round > 0
-        with closing(Interruption(leave_signals(config), start.plugins.host_end)) as interruption:
+        with closing(Interruption(leave_signals(config), launch.plugins.host_end)) as interruption:
             if arrival is not None and (takes_time or imports):
                 lookout = LedgerWatch(self._store, self._applicant, RUNTIME, arrival, tell=interruption.wake)
                 entrance.callback(lookout.close)
@@ -120,7 +120,7 @@ class Newcomer:
             pass_gate(gate, interruption)
             if starter and arrival is not None and imports and not interruption.is_due():
                 self.publish(report.under_way(arrival, starter.imports))
-                self._heard = wait_for_starter(start.warden, interruption)
+                self._heard = wait_for_starter(launch.warden, interruption)
         if (end := interruption.end) is not None:
             return report.leave(self.publish, end.code, end.why, None)
         if lookout is None:
@@ -145,47 +145,47 @@ class Newcomer:
 
     def supervise(self, joined: Joined) -> Supervisor:
         """Return the supervisor of the node that has joined."""
-        start, store, info = self._start, self._store, self._applicant.info
+        launch, store, info = self._launch, self._store, self._applicant.info
         try:
-            run_uid = joined.ledger.head.run
-            resources = self._stack.enter_context(open_resources(start, self.publish, info, run_uid, heard=self._heard))
+            opened = open_resources(launch, self.publish, info, joined.ledger.head.run, heard=self._heard)
+            resources = self._stack.enter_context(opened)
             supervisor = Supervisor(resources, store, self._applicant, joined, self._stores)
         except BaseException:
             with suppress(Exception):
                 store.remove(info.node_id)  # else a round may include this node, and the others must find it lost
             raise
-        if (door := self._door) is not None:
+        if (port := self._probe_port) is not None:
 
-            def clear() -> None:
-                door.clear()
-                resources.loop.later(CLEAR_INTERVAL_SECONDS, clear)
+            def close_probes() -> None:
+                port.close_probes()
+                resources.loop.later(CLOSE_INTERVAL_SECONDS, close_probes)
 
-            clear()
+            close_probes()
         node, connect = resources.node, None if self._over_handler else store.connect
         run = JoinedRun(
             config=node.config,
             run_uid=node.run_uid,
             node=node.info,
             log_dir=None if node.temporary else node.directory,
-            leave=start.plugins.host_end.leave,
+            leave=launch.plugins.host_end.leave,
             publish=node.publish,
             describe=supervisor.describe,
             connect=connect,
         )
-        start.plugins.run_starts(run)
+        launch.plugins.run_starts(run)
         return supervisor
 
     def _persist(self, call: Callable[[RendezvousBackend], T]) -> T:
         """Call the store until it answers or the patience is over, and report meanwhile that it is silent."""
-        config = self._start.config
+        config = self._launch.config
         return StoreWait(config.rdzv_endpoint, config.timing.join_timeout, self.publish).call(self._store, call)
 
 
-def _make_stores(start: Start, store: RendezvousBackend, address: str) -> Stores:
+def _make_stores(launch: Launch, store: RendezvousBackend, address: str) -> Stores:
     """Return what reserves places for the workers' store of each round."""
-    served, new_id = start.warden.starter.store if start.warden.starter else "", RUNTIME.new_id
+    served, new_id = launch.warden.starter.store if launch.warden.starter else "", RUNTIME.new_id
     if (shared := workers_store(store)) is not None:
-        return SharedStore(start.warden, shared, new_id)
-    if start.config.master_port is not None:
-        return OnePort(start.warden, address, new_id, start.config.master_port, served_by=served)
-    return Stores(start.warden, address, new_id, served_by=served)
+        return SharedStore(launch.warden, shared, new_id)
+    if launch.config.master_port is not None:
+        return OnePort(launch.warden, address, new_id, launch.config.master_port, served_by=served)
+    return Stores(launch.warden, address, new_id, served_by=served)

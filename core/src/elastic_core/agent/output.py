@@ -25,7 +25,7 @@ from elastic_core.agent.stream_lines import Filtered, FoldedTracebacks, Lines, L
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
 from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.config.run import RunConfig
-from elastic_core.monitors import RunningRound
+from elastic_core.monitors import OutputReaders
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
 LINES_WITHIN = 5.0  # seconds that a file, and a stream with a prefix, wait for the rest of a line
@@ -116,7 +116,7 @@ class Output:
         self, routes: Routes, report: Callable[[str], None], *, console_out: int = 1, console_err: int = 2
     ) -> None:
         self._routes, self._report = routes, report
-        self._round = RunningRound(0, "", (), Path())
+        self._readers = OutputReaders()
         self._fds = {Stream.OUT: console_out, Stream.ERR: console_err}
         self._one_terminal = (
             os.isatty(console_out) and os.isatty(console_err) and os.path.sameopenfile(console_out, console_err)
@@ -125,9 +125,9 @@ class Output:
         self._direct = DirectConsole(console_out, report)
         self._thread, self._direct_thread = PumpThread("elastic-output"), PumpThread("elastic-direct")
 
-    def begin(self, round: RunningRound) -> None:
+    def begin(self, readers: OutputReaders) -> None:
         """Have the monitors of a round read the streams that are opened next."""
-        self._round = round
+        self._readers = readers
 
     def open(self, *, rank: int, local_rank: int, directory: Path, prefix: str | None = None) -> WorkerStreams:
         """Make the streams of a worker, which is started next; its files will be in ``directory``.
@@ -170,7 +170,7 @@ class Output:
         copy = os.dup(writing)
         undo.callback(os.close, copy)
         shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None) if self._routes.several else Shape()
-        pump = Pump(reading, self._round.open_readers(rank), self._direct, shape, local_rank)
+        pump = Pump(reading, self._readers.open(rank), self._direct, shape, local_rank)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
 
     def _open_each(
@@ -183,13 +183,13 @@ class Output:
         before = (prefix or f"[rank{rank}]:").encode()
         for stream, name in _FILES.items():
             direct = stream is Stream.OUT and routes.is_plain(stream, local_rank)
-            read = routes.several or self._round.every_stream or self._one_terminal  # which may have hung up by now
+            read = routes.several or self._readers.every_stream or self._one_terminal  # which may have hung up by now
             if direct and not read:
                 given[stream] = None
                 continue
             teed = shown and stream in routes.tee[local_rank]
             redirected = not teed and (stream in routes.redirects[local_rank] or not shown)
-            path, readers = directory / name, self._round.open_readers(rank)
+            path, readers = directory / name, self._readers.open(rank)
             if (teed or redirected or routes.keep) and (file := self._open_file(path, undo)) is not None:
                 kept[stream] = path
                 readers.append(file)

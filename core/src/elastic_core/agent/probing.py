@@ -1,7 +1,7 @@
 """Probes a node's peers after a round has failed, so that the leader can find a node that its peers do not reach (L5).
 
-A probe is a TCP connection to a port that each agent keeps for its peers (:class:`Door`). It shows that packets go both
-ways, which is all that workers need. The kernel accepts it, so a busy agent does not look unreachable.
+A probe is a TCP connection to a port that each agent keeps for its peers (:class:`ProbePort`). It shows that packets go
+both ways, which is all that workers need. The kernel accepts it, so a busy agent does not look unreachable.
 
 Probes also show whether the job has gone on without this node (:class:`Isolation`). The fence ends the workers of a
 node without contact in any case (rule S4), after minutes, in which the store may come back. But a node whose link is
@@ -33,8 +33,8 @@ from elastic_core.threads import asked
 
 SPREAD_SECONDS_PER_MEMBER = 0.001  # over so long the probes are spread, since all members probe rank 0's host
 SPREAD_MAX_SECONDS = 0.5
-CLEAR_INTERVAL_SECONDS = 5.0  # each failure of a round brings a probe of each neighbour
-CLEARED_AT_ONCE = socket.SOMAXCONN  # connections: as many as the kernel keeps; each takes some 10 µs
+CLOSE_INTERVAL_SECONDS = 5.0  # each failure of a round brings a probe of each neighbour
+CLOSED_AT_ONCE = socket.SOMAXCONN  # connections: as many as the kernel keeps; each takes some 10 µs
 PATIENCE = 2.0  # seconds that a connection may take; more than two packets lost on the way
 REPLACED_FACTOR = 5.0
 """A node may be replaced once it has had no contact for so many times ``lost_after``, and reaches no peer."""
@@ -53,7 +53,7 @@ Unreachable: TypeAlias = "Callable[[Sequence[ProbeTarget]], tuple[str, ...]]"
 """Returns the ids of the nodes among the targets that cannot be reached."""
 
 
-class Door:
+class ProbePort:
     """The port that this agent's peers probe, at ``address``.
 
     Raises:
@@ -67,13 +67,13 @@ class Door:
         self._socket.setblocking(False)
         self.address, self.port = address, self._held.port
 
-    def clear(self) -> None:
+    def close_probes(self) -> None:
         """Close the connections of probes, which the kernel has accepted, so that its queue does not get full.
 
         If no descriptor is free, they stay there. A loop that watched the port would then never sleep.
         """
         with contextlib.suppress(OSError):
-            for _ in range(CLEARED_AT_ONCE):
+            for _ in range(CLOSED_AT_ONCE):
                 self._socket.accept()[0].close()
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ def neighbours(current: Round, node_id: str) -> tuple[str, ...]:
 
 
 def targets(current: Round, node_id: str, known: Iterable[NodeInfo]) -> list[ProbeTarget]:
-    """Return what a node of a round probes: its neighbours' doors, as far as known, and rank 0's store."""
+    """Return what a node of a round probes: its neighbours' ports, as far as known, and rank 0's store."""
     found = [ProbeTarget(info.node_id, info.address, info.port) for info in known if info.port]
     first, offer = current.members[0].node_id, current.offer
     if first != node_id:
@@ -109,7 +109,7 @@ def unreachable(aims: Sequence[ProbeTarget], patience: float = PATIENCE) -> tupl
 
 
 def _is_reached(aim: ProbeTarget, patience: float) -> bool:
-    """Whether packets to the target come and go. A refusal shows it, too."""
+    """Return True if packets to the target come and go. A refusal shows it, too."""
     family = socket.AF_INET6 if ":" in aim.address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(patience)
@@ -123,7 +123,7 @@ def spread(current: Round, node_id: str) -> float:
 
 
 class Isolation:
-    """Whether this node is cut off from all others. All methods run on the agent's loop.
+    """A watch for the case that this node is cut off from all others. All methods run on the agent's loop.
 
     Args:
         look_up: Asks the store for nodes, and calls back on another thread.
@@ -175,7 +175,7 @@ class Isolation:
         return max(0.0, fence_at - self._runtime.now())
 
     def is_replaced(self, silent_since: float, ledger: Ledger) -> bool:
-        """Whether the others may have gone on without this node, as the newest probe of its peers shows.
+        """Return True if the others may have gone on without this node, as the newest probe of its peers shows.
 
         Args:
             silent_since: When this node last had contact with the store.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from elastic_core.agent.probing import Door
+from elastic_core.agent.probing import ProbePort
 from elastic_core.agent.slot import Slot
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
@@ -61,9 +61,9 @@ def first_connection(config: RunConfig, plugins: Plugins) -> RendezvousBackend:
 
 
 def applicant_for(
-    config: RunConfig, plugins: Plugins, slot: Slot, runtime: Runtime, door: Door | None = None
+    config: RunConfig, plugins: Plugins, slot: Slot, runtime: Runtime, probe_port: ProbePort | None = None
 ) -> Applicant:
-    """Return this node and its settings; ``door`` is the port that its peers may probe."""
+    """Return this node and its settings; ``probe_port`` is the port that its peers may probe."""
     versions = Versions(**installed_versions())
     info = NodeInfo(
         node_id=runtime.new_id(),
@@ -77,8 +77,8 @@ def applicant_for(
         node_rank=config.node_rank,
         order=config.order,
         versions=versions,
-        address="" if door is None else door.address,
-        port=0 if door is None else door.port,
+        address="" if probe_port is None else probe_port.address,
+        port=0 if probe_port is None else probe_port.port,
     )
     agreement = Agreement(
         min_nodes=config.min_nodes,

@@ -37,7 +37,7 @@ FENCED = {
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an agent ended."""
+    """The end of an agent."""
 
     exit_code: int  # one of ``ExitCode``, or 128 and the number of a signal
     why: str

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, make_directories, marked
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.output import Output, Routes
@@ -23,11 +22,11 @@ from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
+from elastic_core.monitor_callbacks import MonitorCallbacks
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Leaving, Stop, WorkerFailed
 from elastic_core.protocol.roster import Answer, NodeInfo, Slots
-from elastic_core.round_questions import RoundQuestions
 from elastic_core.session.join import FormerNode
 from elastic_core.threads import keep_spare_thread
 from elastic_core.warden.client import CLOSING, Warden
@@ -55,7 +54,7 @@ class WardenWatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class Launch:
     """The parts of an agent that are there before it joins its job."""
 
     config: RunConfig
@@ -78,7 +77,6 @@ class Resources:
     warden: Warden
     group: WorkerGroup
     look: Callable[[], Slots]  # returns which slots of this host are held (rule S8)
-    unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers
     warden_watch: WardenWatch = field(default_factory=WardenWatch)
 
     def fence(self, seconds: float | None) -> None:
@@ -93,15 +91,15 @@ class Resources:
         While the workers of that round have yet to start, the monitors are those of the round before: none answers.
         """
         current = self.group.round
-        questions = current.questions if current.number == number else RoundQuestions(self.node.publish)
-        self._ask(asked.index, lambda: questions.find(asked.name, asked.value))
+        callbacks = current.callbacks if current.number == number else MonitorCallbacks(self.node.publish)
+        self._ask(asked.index, lambda: callbacks.find(asked.name, asked.value))
 
     def say_last(self, halt: int) -> bool:
         """Have monitors say what a failed rank may have waited for, as :meth:`find_answer`; False for none to ask."""
-        questions = self.group.round.questions
-        if not questions.last_words or not any(worker.is_running for worker in self.group.workers):
+        callbacks = self.group.round.callbacks
+        if not callbacks.last_words or not any(worker.is_running for worker in self.group.workers):
             return False
-        self._ask(halt, questions.say_last)
+        self._ask(halt, callbacks.say_last)
         return True
 
     def _ask(self, index: int, find: Callable[[], str]) -> None:
@@ -136,19 +134,19 @@ class Resources:
 
 @contextmanager
 def open_resources(
-    start: Start, publish: Publish, info: NodeInfo, run_uid: str, *, heard: Sequence[WardenEvent] = ()
+    launch: Launch, publish: Publish, info: NodeInfo, run_uid: str, *, heard: Sequence[WardenEvent] = ()
 ) -> Iterator[Resources]:
     """Make the resources, and close them on exit. Main thread only.
 
     Args:
-        start: Its warden is closed before the output of its workers.
+        launch: Its warden is closed before the output of its workers.
         heard: The events of the warden so far.
 
     Raises:
         OSError, ResourceError: No descriptor or directory could be made.
     """
     keep_spare_thread()
-    config, plugins, warden = start.config, start.plugins, start.warden
+    config, plugins, warden = launch.config, launch.plugins, launch.warden
     with ExitStack() as stack:
         signals = leave_signals(config)
         loop = EventLoop(signals)
@@ -156,7 +154,7 @@ def open_resources(
         for event in heard:
             loop.post(event)
         loop.watch(warden, warden.receive)
-        directory, temporary = _open_directory(stack, start, publish, run_uid)
+        directory, temporary = _open_directory(stack, launch, publish, run_uid)
         output = Output(Routes.of(config), lambda message: publish(Event("output", message, Level.WARNING)))
         stack.callback(output.close)
         stack.enter_context(_window_changes(output.resize))
@@ -164,16 +162,16 @@ def open_resources(
         reports = Reports(loop.at)
         stack.callback(reports.close)
         loop.watch(reports, reports.receive)
-        node = Node(config, plugins, publish, info, run_uid, directory, temporary, start.cpus)
+        node = Node(config, plugins, publish, info, run_uid, directory, temporary, launch.cpus)
         group = WorkerGroup(node, warden, output, reports, loop.post, ProgressTable(publish, loop.post))
         stack.callback(group.close)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception
-        yield Resources(node, loop, signals, warden, group, start.slot.look)
+        yield Resources(node, loop, signals, warden, group, launch.slot.look)
 
 
-def _open_directory(stack: ExitStack, start: Start, publish: Publish, run_uid: str) -> tuple[Path, bool]:
+def _open_directory(stack: ExitStack, launch: Launch, publish: Publish, run_uid: str) -> tuple[Path, bool]:
     """Make the directory of the run, and return it, and whether it is removed at the end."""
-    config, slot, warden = start.config, start.slot, start.warden
+    config, slot, warden = launch.config, launch.slot, launch.warden
     directory, temporary = log_directory(config, run_uid)
     if temporary:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)

@@ -43,7 +43,7 @@ class RunSummary:
     failures: Sequence[Failure] = ()  # the newest that spent a restart, oldest first
     logs: Path | None = None  # None where none are kept
     stop_facts: Mapping[str, Mapping[str, Field]] = field(default_factory=dict)
-    """What monitors have found out after the last planned stop, by name."""
+    """The findings of monitors after the last planned stop, by name."""
 
     def describe(self) -> str:
         """Return it in one line: ``2 restarts, processes were down for 11.2 s of 3.0 h (up 99.9 %), logs in /logs``."""

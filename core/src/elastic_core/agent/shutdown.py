@@ -1,4 +1,4 @@
-"""How a node leaves, after a signal or ``elastic drain``, and how long its workers may go on before that."""
+"""The departure of a node after a signal or ``elastic drain``, and the time that its workers get before that."""
 
 from __future__ import annotations
 

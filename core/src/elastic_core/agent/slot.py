@@ -73,7 +73,7 @@ class Slot:
 
 
 def is_held(name: str) -> bool:
-    """Whether a slot's name is bound. The test does not bind it, so a newcomer does not find it taken meanwhile.
+    """Return True if a slot's name is bound. The test does not bind it, so a newcomer does not find it taken meanwhile.
 
     Raises:
         OSError: Too many files are open.

@@ -23,7 +23,7 @@ from elastic_core.warden.linux import open_standard_streams, subreaping
 
 if TYPE_CHECKING:
     from elastic_core.agent.report import Ending
-    from elastic_core.agent.resources import Start
+    from elastic_core.agent.resources import Launch
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
     from elastic_core.plugins.manager import Plugins
@@ -108,7 +108,7 @@ def _run_once(
             begin_starter(config, warden)
 
         from elastic_core.agent import membership  # noqa: F401  (imported here: see the top)
-        from elastic_core.agent.resources import Start, leave_signals
+        from elastic_core.agent.resources import Launch, leave_signals
         from elastic_core.agent.slot import Slot
         from elastic_core.agent.status import StateDump, describe_joining
 
@@ -119,11 +119,11 @@ def _run_once(
         warden.hold(slot.fileno())
         warden.keep_off()  # plugins may have started something
         return connect_and_run(
-            Start(config=config, plugins=plugins, slot=slot, warden=warden, former=former, show_state=dump.show)
+            Launch(config=config, plugins=plugins, slot=slot, warden=warden, former=former, show_state=dump.show)
         )
 
 
-def connect_and_run(start: Start) -> Ending:
+def connect_and_run(launch: Launch) -> Ending:
     """Make the first connection to the job's store, and run the loop for it. Main thread only.
 
     Errors are those of ``membership.join_and_run``.
@@ -134,9 +134,9 @@ def connect_and_run(start: Start) -> Ending:
     from elastic_core.events import Event, Level
     from elastic_core.rendezvous.backend import HandlerStore
 
-    config, plugins, warden = start.config, start.plugins, start.warden
+    config, plugins, warden = launch.config, launch.plugins, launch.warden
     cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
-    for abandoned in remove_abandoned(start.slot.name):  # now: the disk may be too full to join
+    for abandoned in remove_abandoned(launch.slot.name):  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"
         plugins.publish(Event("directory_removed", message, Level.DEBUG))
     if warden.starter is None and (problem := starter_problem(warden, config)) is not None:
@@ -144,4 +144,4 @@ def connect_and_run(start: Start) -> Ending:
     with closing(first_connection(config, plugins)) as store:
         if isinstance(store, HandlerStore) and store.job_id:
             config = replace(config, rdzv_id=store.job_id)
-        return membership.join_and_run(replace(start, config=config, cpus=cpus), store)
+        return membership.join_and_run(replace(launch, config=config, cpus=cpus), store)

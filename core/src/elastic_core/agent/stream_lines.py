@@ -26,7 +26,7 @@ _BEGINS = re.compile(rb"^(\[[^\]\n]*\]:? ?)*Traceback \(most recent call last\):
 
 
 class Shape:
-    """What a stream becomes before it is shown. This class leaves it unchanged."""
+    """The shape that a stream gets before it is shown. This class leaves it unchanged."""
 
     due = math.inf  # when :meth:`overdue` must be called, by the monotonic clock
 

@@ -24,6 +24,7 @@ from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.monitor_callbacks import LAST_WORDS_SECONDS
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Answers, Closed, Round
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, step
@@ -32,7 +33,6 @@ from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.protocol.row_delay import seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.round_questions import LAST_WORDS_SECONDS
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, FormerNode, Joined
 from elastic_core.session.session import Session
@@ -58,7 +58,7 @@ class Supervisor:
         stores: Stores,
     ) -> None:
         node, loop, group = resources.node, resources.loop, resources.group
-        self.resources = resources
+        self.resources, self._publish = resources, node.publish
         self.state = NodeState(row=NodeRow(info=applicant.info, offer=applicant.offer), ledger=joined.ledger)
         self._stores = stores
         self._exit: Exit | None = None
@@ -77,7 +77,7 @@ class Supervisor:
         )
         self.session = Session(store, joined, node.runtime, calls)
         self._row = OwnRow(joined.row, applicant.info.slots, resources, self.session)
-        self._isolation = Isolation(applicant.info.node_id, self.session.look_up, node.runtime, resources.unreachable)
+        self._isolation = Isolation(applicant.info.node_id, self.session.look_up, node.runtime)
         ids = {applicant.info.node_id, *(former.node_id for former in applicant.former)}
         self._departure = Departure(self, ids, joined.drained)
         node.plugins.host_end.heard_by(lambda *said: loop.post(partial(self._departure.on_host_ends, *said)))
@@ -250,7 +250,7 @@ class Supervisor:
                 self.resources.group.note_next_round()
             for body in (entry.body for entry in event.entries):
                 if isinstance(body, Answers) and body.round == self.resources.group.round.number:
-                    self.resources.group.round.questions.take(body.name, decode(body.report))
+                    self.resources.group.round.callbacks.take(body.name, decode(body.report))
             self._check_again(before)
             self._departure.read(event.entries)
         self._row.follow(self.state)
@@ -326,9 +326,6 @@ class Supervisor:
         self.step(early)
 
     # Reports ---------------------------------------------------------------------------------------------------------
-
-    def _publish(self, event: Event) -> None:
-        self.resources.node.publish(event)
 
     def _check_again(self, before: NodeState) -> None:
         """Leave, and enter again through the health checks, once this host has been excluded (rule L17)."""

@@ -39,7 +39,6 @@ from elastic_core.incidents import (
     OWN_HOST,
     Incident,
     IncidentKind,
-    describe_early_exit,
     has_wrong_arguments,
 )
 from elastic_core.monitors import Signal, WorkerView
@@ -138,12 +137,12 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process has started and has not ended."""
+        """True if its process has started and has not ended."""
         return self.pid is not None and self.exit_code is None
 
     @property
     def has_left_early(self) -> bool:
-        """Whether it has ended by itself and without a failure, while its node goes on; not because of a notice.
+        """True if it has ended by itself and without a failure, while its node goes on; not because of a notice.
 
         A worker whose program was over may have been killed before it exited.
         """
@@ -255,19 +254,6 @@ def ignored_signals(config: RunConfig) -> list[int]:
     """
     python = config.program.kind is not ProgramKind.EXECUTABLE
     return sorted({signal.SIGUSR1, signal.SIGUSR2}.intersection(config.signals_to_handle or ())) if python else []
-
-
-def early_exit(workers: Sequence[Worker], failure: Incident | None) -> tuple[Worker, Cause] | None:
-    """Return the first worker that has left early, if that explains ``failure``, which ended the round."""
-    left = [worker for worker in workers if worker.has_left_early]
-    if not left or failure is None or not failure.follows_peer:
-        return None
-    first = min(left, key=lambda worker: worker.ended_at)
-    code = None if first.exit_code else 0  # one whose program had ended was killed before it exited
-    cause = Cause(detail=first.streams.tail(), exit_code=code)
-    if not first.terminated:
-        cause = replace(cause, kind=IncidentKind.EXITED_EARLY, message=describe_early_exit(failure))
-    return first, cause
 
 
 def wrong_address(text: str, assignment: Assignment) -> str:

@@ -243,7 +243,7 @@ class Reports:
 
 
 def _has_ended(end: socket.socket) -> bool:
-    """Whether the other end of a channel is closed, or broken. A packet without content reads like its end."""
+    """Return True if the other end of a channel is closed, or broken. A packet without content reads like its end."""
     poll = select.poll()
     poll.register(end, select.POLLRDHUP)
     return bool(poll.poll(0))

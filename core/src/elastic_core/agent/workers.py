@@ -22,7 +22,6 @@ from elastic_core.agent.run_summary import Interruptions, Recovery, initialized,
 from elastic_core.agent.worker import (
     Node,
     Worker,
-    early_exit,
     error_file,
     ignored_signals,
     worker_failed,
@@ -34,7 +33,7 @@ from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.host.oom import OomCounter, find_counter
-from elastic_core.incidents import Incident, IncidentKind, distance_to_cause
+from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, distance_to_cause
 from elastic_core.monitors import PlannedStop, RankFailed, RunningRound, WorkerView
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen
@@ -81,7 +80,7 @@ class LocalRound:
 
     @property
     def has_started(self) -> bool:
-        """Whether every worker has a process."""
+        """True if every worker has a process."""
         return all(worker.pid is not None for worker in self.workers.values())
 
     def views(self) -> tuple[WorkerView, ...]:
@@ -122,7 +121,7 @@ class WorkerGroup:
     oom: OomCounter = field(default_factory=find_counter)
     interruptions: Interruptions = field(default_factory=Interruptions)
     stop_facts: dict[str, Mapping[str, Field]] = field(default_factory=dict)
-    """What monitors have found out after the last planned stop, by the name of their event."""
+    """The findings of monitors after the last planned stop, by the name of their event."""
     _round: LocalRound = field(default_factory=LocalRound)  # the current one, or the last
     _snapshot: tuple[tuple[int, int] | None, float] = (None, 0.0)  # the newest in memory, and when it was noticed
     _described: object = None  # what the node's row was given last, with instants in place of ages
@@ -185,7 +184,7 @@ class WorkerGroup:
         return tuple(self._round.workers.values())
 
     def alive(self) -> bool:
-        """Whether every local rank has been started and none has ended."""
+        """Return True if every local rank has been started and none has ended."""
         return bool(self._round.workers) and all(worker.is_running for worker in self.workers)
 
     def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
@@ -328,10 +327,15 @@ class WorkerGroup:
 
     def early_exit(self, failure: Incident | None) -> node_events.WorkerFailed | None:
         """Return the first local worker that has left early, if that explains the round's failure."""
-        if (found := early_exit(self.workers, failure)) is None:
+        left = [worker for worker in self.workers if worker.has_left_early]
+        if not left or failure is None or not failure.follows_peer:
             return None
-        worker, cause = found
-        return self._publish_failure(self._incident(worker, cause, at=worker.ended_at))
+        first = min(left, key=lambda worker: worker.ended_at)
+        code = None if first.exit_code else 0  # one whose program had ended was killed before it exited
+        cause = Cause(detail=first.streams.tail(), exit_code=code)
+        if not first.terminated:
+            cause = replace(cause, kind=IncidentKind.EXITED_EARLY, message=describe_early_exit(failure))
+        return self._publish_failure(self._incident(first, cause, at=first.ended_at))
 
     def note_next_round(self) -> None:
         """Note that this node has read the next round."""
@@ -365,7 +369,7 @@ class WorkerGroup:
         self.reports.drain()
         steps = [reached.step for reached, _ in self.progress.newest().values() if reached.step is not None]
         self.stop_facts = {}
-        for look in self._round.running.last_looks:
+        for look in self._round.running.callbacks.last_looks:
             checkpoint = self.progress.last_checkpoint()
             if checkpoint is not None:
                 checkpoint = checkpoint[0], max(0.0, checkpoint[1] - (self.node.now() - ended))
@@ -379,7 +383,7 @@ class WorkerGroup:
 
     def _newest_snapshot(self) -> tuple[int, int] | None:
         """Return the round and step of the newest snapshot that workers keep in memory."""
-        return self._round.running.find_snapshot(self.reports.fd_store.held)
+        return self._round.running.callbacks.find_snapshot(self.reports.fd_store.held)
 
     def error_record(self, incident: Incident | None) -> Mapping[str, Any] | None:
         """Return the error file of a failed worker of this node; None if there is none."""
@@ -502,9 +506,9 @@ class WorkerGroup:
             publish=self.node.publish,
             look=self._round.views,
         )
-        self.progress.catch_up = running.catch_up
+        self.progress.catch_up = running.readers.catch_up
         self.node.plugins.round_starts(running)
-        self.output.begin(running)
+        self.output.begin(running.readers)
 
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""

@@ -201,7 +201,7 @@ def test_each_new_report_of_a_hang_is_explained_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(plugin, "explain_hang", explain)
     plugin.elastic_round_starts(round)
-    [(name, take)] = round.questions.followers
+    [(name, take)] = round.callbacks.followers
     assert name == "hang"
     report = {"hang": True, "report": "rank 1 is in f", "step": 8, "ranks": 4}
     for found in (None, {**report, "hang": False}, report, report):

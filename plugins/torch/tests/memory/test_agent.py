@@ -401,11 +401,11 @@ def test_a_signal_from_before_the_writing_leaves_the_directory_as_it_was(memory:
 def test_the_newest_snapshot_of_all_is_shown(memory: Memory) -> None:
     round = RunningRound(1, "run", ["n"], Path())
     agent.elastic_round_starts(round)
-    assert round.find_snapshot(memory.held) is None
+    assert round.callbacks.find_snapshot(memory.held) is None
     memory.snapshot("train/0/0", 2, 7)
     memory.snapshot("other/0/0", 3, 4)
     memory.snapshot("other/0/1", 4, 1, complete=False)
-    assert round.find_snapshot(memory.held) == (3, 4)
+    assert round.callbacks.find_snapshot(memory.held) == (3, 4)
 
 
 SNAPSHOT_IN_AN_AGENT = """

@@ -37,7 +37,7 @@ def look(
     known = progress or {4: (Progress(step=7), 2.0)}
     node: Any = SimpleNamespace(now=lambda: now)
     table: Any = SimpleNamespace(newest=lambda: known, last_checkpoint=lambda: checkpoint)
-    group.node, group.progress, group.round.find_snapshot = node, table, lambda held: snapshot
+    group.node, group.progress, group.round.callbacks.snapshot_finders[:] = node, table, [lambda held: snapshot]
     return group.describe_workers(heartbeat, store)
 
 

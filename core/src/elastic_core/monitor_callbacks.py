@@ -1,8 +1,8 @@
-"""The callbacks of the monitors of a round that answer questions, follow reports, and speak before a stop."""
+"""The callbacks by which monitors answer questions, follow reports, speak before a stop and look at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -40,15 +40,21 @@ class Guarded(Generic[_Found]):
             return None
 
 
-class RoundQuestions:
-    """All of them for one round."""
+class MonitorCallbacks:
+    """The callbacks of all monitors of one round. For the agent."""
 
     def __init__(self, publish: Callable[[Event], None]) -> None:
         self._publish = publish
         self.finders: dict[str, Callable[[object], object]] = {}
         self.followers: list[tuple[str, Callable[[Any], object]]] = []
         self.last_words: list[tuple[Callable[[], object], float]] = []
+        self.last_looks: list[Callable[[Any], Event | None]] = []  # each takes a PlannedStop
+        self.snapshot_finders: list[Callable[[Mapping[str, int]], tuple[int, int] | None]] = []
         self._passed: Future[None] | None = None  # done once followers have taken the newest report
+
+    def find_snapshot(self, held: Mapping[str, int]) -> tuple[int, int] | None:
+        """Return the round and step of the newest snapshot in memory; None where no monitor knows one."""
+        return self.snapshot_finders[0](held) if self.snapshot_finders else None
 
     def find(self, name: str, value: str) -> str:
         """Return the answer to a question, whose value is JSON, as JSON; ``null`` where no monitor has one."""
