@@ -201,7 +201,7 @@ class Warden:
         self._send("fence", seconds=seconds)
 
     def is_over(self, event: StopCompleted | Fenced) -> bool:
-        """Whether all requested workers have ended, as an event says; call it once for each event, when it is handled.
+        """Return True if an event ends all requested workers; call it once for each event, when it is handled.
 
         Events come in batches, and other requests may have been sent since. A start that crosses a Fenced is refused.
         A stop that crosses one has its own answer, and only the answer to the newest stop counts.

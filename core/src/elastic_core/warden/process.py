@@ -188,7 +188,7 @@ class WardenProcess:
             self._starting.append(child)
 
     def _is_obsolete(self, child: Child) -> bool:
-        """Whether it belongs to a round that is over or is being stopped, which the agent did not know."""
+        """Return True if a worker's round is over or being stopped, which the agent did not know."""
         return child.kind is Kind.WORKER and (self._stopping is not None or child.request["fences"] != self._fences)
 
     def _report_failure(self, child: Child, error: str) -> None:

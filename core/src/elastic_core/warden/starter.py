@@ -170,7 +170,7 @@ class StarterClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the starter forks at once."""
+        """True if the starter forks at once."""
         return self._ready and self.process is not None and self.process.channel is not None
 
     def request_fork(self, child: Child) -> None:
