@@ -47,34 +47,26 @@ def run(control: int, usual: Set[str]) -> None:
     os.set_inheritable(control, False)
     channel = Channel(socket.socket(fileno=control))
     [(order, _), *requests] = _wait(channel)
-    environment = order["env"]
-    own = {COERCED: os.environ[COERCED]} if COERCED in os.environ and COERCED not in environment else {}
-    title = ForkTitle()
-    title.show_server()
-    child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
-    recorder = FailureRecorder()
+    server = _ForkServer(order["env"], usual)
     ignore_requests_at_exit()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     told = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    server = _ForkServer(environment, own, title, recorder, usual)
     server.examine(channel)
     server.stay(told, {"took_s": seconds}, requests)
 
 
 class _ForkServer:
-    """The state that all forks share; it goes on in a successor."""
+    """The state that all forks share; it goes on in a successor. It is made before any module is imported."""
 
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        own: Mapping[str, str],
-        title: ForkTitle,
-        recorder: FailureRecorder,
-        usual: Set[str],
-    ) -> None:
-        self._environment, self._own, self._usual = environment, own, usual
-        self._title, self._recorder = title, recorder
+    def __init__(self, environment: Mapping[str, str], usual: Set[str]) -> None:
+        is_coerced = COERCED in os.environ and COERCED not in environment
+        self._own = {COERCED: os.environ[COERCED]} if is_coerced else {}
+        self._environment, self._usual = environment, usual
+        self._title = ForkTitle()
+        self._title.show_server()
+        child.replace_environment({**environment, **self._own, **libraries.WHILE_IMPORTING})
+        self._recorder = FailureRecorder()
         self._learning, self._sources = Learning(), Sources(library_roots())
 
     def examine(self, channel: Channel) -> None:
