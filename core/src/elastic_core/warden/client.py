@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from elastic_core.warden.messages import Fenced, StopCompleted, WardenEvent
 
 CLOSING = 2.0  # seconds that a warden gets at the end; after that it goes on by itself
-PROGRAM = (
-    f"import sys; sys.path.append({os.path.dirname(PACKAGE)!r}); from elastic_core.warden.process import main; main()"
-)
+PROGRAM = f"""
+import sys
+sys.path.append({os.path.dirname(PACKAGE)!r})
+from elastic_core.warden.process import main
+main()
+"""
 """The program of the process. Python compiles it anew at each start, so the rest is imported, compiled already. Without
 site, only this entry of the path leads to the package; it is the last, so that it hides no module."""
 _DEATH_MAX_SECONDS = 1.0  # from the end of a warden's connection to its death
@@ -278,16 +281,15 @@ class Warden:
         return event
 
     def _kill_orphans(self) -> int | None:
-        """Kill the orphans of a dead warden, whose workers died with it; its exit code, None if it lives."""
+        """Kill the orphans of a dead warden, whose workers died with it; return its exit code, None if it lives."""
         self._await_end(_DEATH_MAX_SECONDS)
-        code = self._process.returncode
         seen = set(self._others)
         while fresh := [process for process in descendants(os.getpid()) if process not in seen]:
             for process in fresh:
                 if self._alone or session_of(process[0]) in self._workers:
                     kill(process)
             seen.update(fresh)
-        return code
+        return self._process.returncode
 
     def _await_end(self, timeout: float) -> None:
         if self._process.poll() is not None:

@@ -27,7 +27,7 @@ from elastic_warmstart import child, huge_pages, init_probe, libraries
 from elastic_warmstart.checks import Wanted, describe_threads, describe_unfitness, objection
 from elastic_warmstart.facts import Observer
 from elastic_warmstart.import_record import Record
-from elastic_warmstart.learned_imports import NOTHING_LEARNED, Learned, Learning
+from elastic_warmstart.learned_imports import Learned, Learning
 from elastic_warmstart.libraries import Libraries
 from elastic_warmstart.library_modules import library_roots
 from elastic_warmstart.source_files import Sources
@@ -188,7 +188,7 @@ class _ForkServer:
         """
         channel, start = Channel(socket.socket(fileno=control)), time.monotonic()
         _preload(modules, channel)
-        learned = self._learning.learn() if learns else NOTHING_LEARNED
+        learned = self._learning.learn() if learns else Learned()
         tempfile: Any = sys.modules.get("tempfile")
         if tempfile is not None:  # torch._dynamo has made it settle its directory; a script may still choose another
             tempfile.tempdir = None
