@@ -11,7 +11,7 @@ from stage import command_line, descendants
 
 _CPUCLOCK_SCHED = 2
 _FORK_SERVER = "elastic: fork server of "
-_WARDEN = "warden/main.py"
+_WARDEN = "elastic_core.warden.process"
 
 
 def cpu_seconds(pid: int) -> float:

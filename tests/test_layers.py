@@ -42,7 +42,7 @@ IN_WARDEN = {
     "elastic_core.warden": "the package, which imports nothing",
     **{
         f"elastic_core.warden.{name}": "the process itself"
-        for name in ("main", "process", "spawn", "stop", "helpers", "linux", "startup")
+        for name in ("process", "spawn", "stop", "helpers", "linux", "startup")
     },
     "elastic_core.warden.channel": "what it and the agent send each other",
     "elastic_core.warden.starter": "its side of the starter",
@@ -165,7 +165,7 @@ def test_the_protocol_has_no_thread_clock_or_input(graph: dict[str, set[str]]) -
 
 def test_the_wardens_process_imports_the_standard_library_and_named_modules(graph: dict[str, set[str]]) -> None:
     packages = {name: imported | parents(name) for name, imported in graph.items()}
-    process = reachable(packages, "elastic_core.warden.main")
+    process = reachable(packages, "elastic_core.warden.process")
     assert process == set(IN_WARDEN)
     imported = {name.partition(".")[0] for module in process for name in graph[module]}
     assert imported <= {*sys.stdlib_module_names, "elastic_core"}
@@ -179,7 +179,7 @@ def parents(name: str) -> set[str]:
 
 def test_a_process_that_imports_the_warden_has_no_other_module_of_core() -> None:
     """As the warden runs, without site-packages."""
-    script = f"import sys; sys.path.append({str(CORE)!r}); import elastic_core.warden.main; print(*sys.modules)"
+    script = f"import sys; sys.path.append({str(CORE)!r}); import elastic_core.warden.process; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
     found = {name for name in loaded.stdout.split() if name.partition(".")[0] == "elastic_core"}
     assert found == {"elastic_core", *IN_WARDEN}

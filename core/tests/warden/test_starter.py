@@ -1,6 +1,4 @@
-"""The warden's wait for a fork server, with a clock of the test's. Its actions are in
-``test_client_forks.py``.
-"""
+"""The warden's wait for a fork server, with a clock of the test's. Its forks are in elastic-warmstart's tests."""
 
 from __future__ import annotations
 

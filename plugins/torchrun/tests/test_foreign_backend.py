@@ -547,7 +547,7 @@ def test_a_second_signal_kills(run: Run, tmp_path: Path) -> None:
 def test_a_node_without_its_warden_withdraws(run: Run) -> None:
     def look(number: int) -> int:
         for pid, _ in descendants(os.getpid()):
-            if b"warden/main.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"elastic_core.warden.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
         return 0
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from elastic_warmstart.import_record import Record
-from elastic_warmstart.learned_imports import NOTHING_LEARNED, Learning
+from elastic_warmstart.learned_imports import Learned, Learning
 from elastic_warmstart.library_modules import find, is_library, own_names
 
 MODULES = {
@@ -178,7 +178,7 @@ def test_learning_ends_where_no_process_is_left(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("elastic_warmstart.learned_imports.attempt", attempt)
     record = Record()
     monkeypatch.setattr(record, "names", lambda: ["never_imported"])
-    assert Learning(records=[record]).learn() == NOTHING_LEARNED
+    assert Learning(records=[record]).learn() == Learned()
     record.close()
 
 

@@ -31,7 +31,13 @@ class OomCounter:
 
     def read(self) -> int:
         """Return the count so far; 0 where it cannot be read."""
-        return 0 if self.file is None else _value(self.file, "oom_kill")
+        with contextlib.suppress(OSError, ValueError):
+            lines = [] if self.file is None else self.file.read_text(encoding="ascii").splitlines()
+            for line in lines:
+                name, _, number = line.partition(" ")
+                if name == "oom_kill":
+                    return int(number)
+        return 0
 
     def limit_bytes(self) -> int | None:
         """Return the cgroup's limit of memory in bytes; None where there is none."""
@@ -54,12 +60,3 @@ def find_counter(root: Path = _ROOT, own: Path = _OWN) -> OomCounter:
                 if (directory / count).is_file():
                     return OomCounter(directory / count, directory / limit)
     return OomCounter(None)
-
-
-def _value(file: Path, key: str) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text(encoding="ascii").splitlines():
-            name, _, number = line.partition(" ")
-            if name == key:
-                return int(number)
-    return 0

@@ -31,12 +31,12 @@ class RendezvousOptions:
     """Keys of torch that are accepted without effect, each with the reason, if core's reason does not fit."""
     single_node: bool = False  # whether the backend serves one node only
     standalone: bool = False
-    """Whether the backend can start a store by itself. ``--standalone`` then keeps it and gives it no endpoint."""
+    """True if the backend can start a store by itself. ``--standalone`` then keeps it and gives it no endpoint."""
     handler: bool = False
-    """Whether the store is private, this node's own, over a handler in torch's form. It is neither guarded nor sealed,
+    """True if the store is private, this node's own, over a handler in torch's form. It is neither guarded nor sealed,
     and the handler checks all of ``--rdzv_conf`` itself."""
     embedded: bool = False
-    """Whether the store lives in one of the job's agents, so that it cannot be reached before that agent starts."""
+    """True if the store lives in one of the job's agents, so that it cannot be reached before that agent starts."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

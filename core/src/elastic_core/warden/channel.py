@@ -39,7 +39,7 @@ class Channel:
 
     @property
     def pending(self) -> bool:
-        """Whether something waits for the socket to take more."""
+        """True if a message waits for the socket to have room."""
         return bool(self._outgoing)
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:

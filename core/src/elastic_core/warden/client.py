@@ -22,6 +22,7 @@ from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError
 from elastic_core.warden.channel import Channel, Message
 from elastic_core.warden.linux import descendants, kill, session_of
+from elastic_core.warden.startup import PACKAGE
 
 if TYPE_CHECKING:
     from elastic_core.errors import PluginError
@@ -29,7 +30,14 @@ if TYPE_CHECKING:
     from elastic_core.warden.messages import Fenced, StopCompleted, WardenEvent
 
 CLOSING = 2.0  # seconds that a warden gets at the end; after that it goes on by itself
-PROGRAM = os.path.join(os.path.dirname(__file__), "main.py")
+PROGRAM = f"""
+import sys
+sys.path.append({os.path.dirname(PACKAGE)!r})
+from elastic_core.warden.process import main
+main()
+"""
+"""The program of the process. Python compiles it anew at each start, so the rest is imported, compiled already. Without
+site, only this entry of the path leads to the package; it is the last, so that it hides no module."""
 _DEATH_MAX_SECONDS = 1.0  # from the end of a warden's connection to its death
 
 
@@ -68,7 +76,7 @@ class Warden:
         try:
             with theirs:
                 given = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # a number that no standard stream can have
-                command = [sys.executable, "-I", "-S", PROGRAM, str(given)]
+                command = [sys.executable, "-I", "-S", "-c", PROGRAM, str(given)]
                 try:
                     # It needs a separate session: Ctrl-C goes to all of a terminal's foreground group.
                     self._process = subprocess.Popen(
@@ -84,8 +92,7 @@ class Warden:
             ) from exc
         self._channel = Channel(ours)
         self._workers: set[int] = set()  # all since the last stop; each led a session
-        self._stops = 0
-        self._unanswered: int | None = None
+        self._stops = self._answered = 0  # the number of the newest stop, and of the newest that was answered
         self._fences = 0
         self._died = False
         self.starter: Starter | None = None  # as it was begun
@@ -180,7 +187,6 @@ class Warden:
         the answer waits. One StopCompleted answers all stops under way, of which the earliest deadline holds.
         """
         self._stops += 1
-        self._unanswered = self._stops
         self._send("stop", serial=self._stops, signum=int(signum), grace=grace, ending=[*ending], patient=patient)
 
     def finish(self, seconds: float) -> list[WardenEvent]:
@@ -201,18 +207,18 @@ class Warden:
         self._send("fence", seconds=seconds)
 
     def is_over(self, event: StopCompleted | Fenced) -> bool:
-        """Whether all requested workers have ended, as an event says; call it once for each event, when it is handled.
+        """Return True if an event ends all requested workers; call it once for each event, when it is handled.
 
         Events come in batches, and other requests may have been sent since. A start that crosses a Fenced is refused.
         A stop that crosses one has its own answer, and only the answer to the newest stop counts.
         """
         from elastic_core.warden.messages import StopCompleted  # see the top
 
-        if not isinstance(event, StopCompleted):
+        if isinstance(event, StopCompleted):
+            self._answered = event.serial
+        else:
             self._fences += 1
-        elif event.serial == self._unanswered:
-            self._unanswered = None
-        return self._unanswered is None
+        return self._answered == self._stops
 
     def sweep(self, path: str) -> None:
         """Remove this directory after the last process, should the agent not live to do it."""
@@ -275,16 +281,15 @@ class Warden:
         return event
 
     def _kill_orphans(self) -> int | None:
-        """Kill the orphans of a dead warden, whose workers died with it; its exit code, None if it lives."""
+        """Kill the orphans of a dead warden, whose workers died with it; return its exit code, None if it lives."""
         self._await_end(_DEATH_MAX_SECONDS)
-        code = self._process.returncode
         seen = set(self._others)
         while fresh := [process for process in descendants(os.getpid()) if process not in seen]:
             for process in fresh:
                 if self._alone or session_of(process[0]) in self._workers:
                     kill(process)
             seen.update(fresh)
-        return code
+        return self._process.returncode
 
     def _await_end(self, timeout: float) -> None:
         if self._process.poll() is not None:

@@ -45,11 +45,11 @@ class Helpers:
         return helpers
 
     def outlives_stop(self, pid: int, now: float) -> bool:
-        """Whether no stop waits for a process."""
+        """Return True if no stop waits for a process."""
         return session_of(pid) in self._sessions or (pid in self._trackers and now >= self._wait_until)
 
     def has_time(self, pid: int) -> bool:
-        """Whether a process may live on."""
+        """Return True if a process may live on."""
         return pid in self._trackers or session_of(pid) in self._sessions
 
     def next_deadline(self, now: float) -> float:

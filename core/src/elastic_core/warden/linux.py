@@ -107,7 +107,7 @@ def children() -> list[int]:
 
 
 def descendants(root: int, without: Collection[int] = ()) -> list[Process]:
-    """All processes below ``root`` that still run, parents before their children.
+    """Return all processes below ``root`` that still run, parents before their children.
 
     Processes of ``without`` are left out, and all that is below them.
 
@@ -125,7 +125,7 @@ def descendants(root: int, without: Collection[int] = ()) -> list[Process]:
 
 
 def kill(process: Process, signum: int = signal.SIGKILL) -> bool:
-    """Send a signal to exactly this process and to none that has its number now; whether it was there to receive it.
+    """Send a signal to exactly this process, not to another that has its number now; return True if it was sent.
 
     Raises:
         OSError: No descriptor is left, not even a spare one, to look at the process.
@@ -194,7 +194,7 @@ def run_nanoseconds(pid: int) -> int:
 
 
 def catches(pid: int, *signums: int) -> bool:
-    """Whether a process has a handler for each of these signals; False of one that is gone."""
+    """Return True if a process has a handler for each of these signals; False for one that is gone."""
     lines = read_proc(pid, "status").splitlines()
     caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
     return all(caught >> (signum - 1) & 1 for signum in signums)
@@ -217,7 +217,7 @@ def _all() -> dict[int, tuple[int, int, bool]]:
 
 
 def _stat(pid: int) -> tuple[int, int, bool] | None:
-    """(parent, start time, whether it still runs) of a process, or None."""
+    """Return the parent and the start time of a process, and whether it still runs; None if it is gone."""
     if not (fields := stat_fields(pid)):
         return None
     state, parent, threads, start = fields[0], fields[1], fields[17], fields[19]

@@ -1,10 +1,10 @@
 """The warden process: the parent of all workers of a node. It kills every process that they have started.
 
-It runs as ``python -I -S main.py SOCKET_FD``, has one thread, and imports little. It is a child subreaper, so every
+It runs as ``python -I -S -c PROGRAM SOCKET_FD``, has one thread, and imports little. It is a child subreaper, so every
 descendant of a worker stays among its own: *no child left* means *no descendant left*. On end-of-file of the socket it
 kills all processes and exits; until then it holds the node's slot, of which each worker inherits a copy (rule S8).
-Nothing in here blocks, so the dead-man's switch works while the agent is frozen. Requests come from ``client``, events
-are in ``messages``; ``docs/internals/agent.md`` has the details.
+Nothing in here blocks, so the dead-man's switch works while the agent is frozen. Requests and PROGRAM come from
+``client``, events are in ``messages``; ``docs/internals/agent.md`` has the details.
 """
 
 from __future__ import annotations
@@ -188,16 +188,14 @@ class WardenProcess:
             self._starting.append(child)
 
     def _is_obsolete(self, child: Child) -> bool:
-        """Whether it belongs to a round that is over or is being stopped, which the agent did not know."""
+        """Return True if a worker's round is over or being stopped, which the agent did not know."""
         return child.kind is Kind.WORKER and (self._stopping is not None or child.request["fences"] != self._fences)
 
     def _report_failure(self, child: Child, error: str) -> None:
         close_all(child.descriptors)
-        if child.kind is Kind.WORKER and self._stopping is not None and self._stopping.fenced:
-            return  # as in _report_end
         if child.kind is Kind.SERVICE:
             self._send_event("service_ended", tag=child.tag, returncode=None, error=error)
-        else:
+        elif not (self._stopping and self._stopping.fenced):  # as in _report_end
             self._send_event("spawn_failed", tag=child.tag, error=error)
 
     def _read_starts(self) -> None:
@@ -211,7 +209,7 @@ class WardenProcess:
         if unforked and child.pid is not None:
             self._children[child.pid] = child
             if child.cancelled:
-                signal_group(child.pid, SIGKILL)
+                child.kill()
             elif self._stopping is not None and self._stopping.killed is None and child.kind is Kind.WORKER:
                 self._signal_workers([child.pid], self._stopping.signum)  # the signal that it has missed
         if not ended:
@@ -246,8 +244,7 @@ class WardenProcess:
         for child in [*self._starting, *self._starter.waiting, *self._children.values()]:
             if child.kind is Kind.SERVICE and child.tag == tag:
                 child.cancelled = True
-                if child.pid is not None:
-                    signal_group(child.pid, SIGKILL)
+                child.kill()
 
     # Ends ------------------------------------------------------------------------------------------------------------
 
@@ -260,7 +257,8 @@ class WardenProcess:
             self._fences += self._stopping is None or not self._stopping.fenced
             self._stop(SIGKILL, grace=0.0, fenced=True)
         for child in [child for child in self._unforked() if now >= self._fork_deadline(child)]:
-            self._starter.kill(child.requested_of)
+            if child.requested_of is not None:
+                child.requested_of.kill()
             self._read_start(child)
             if child in self._starting and child.pid is None:  # a killed starter may not die, and keep the pipe
                 self._starting.remove(child)
@@ -292,8 +290,8 @@ class WardenProcess:
             if stop.serial is not None:
                 self._send_event("stop_completed", serial=stop.serial)
             if self._channel.closed:  # only services are left; the next stop finds the processes that they have started
-                for pid in self._services():
-                    signal_group(pid, SIGKILL)
+                for child in self._children.values():
+                    child.kill()
         elif stop.killed is not None or now >= stop.deadline:
             self._kill_all(stop, now)
 

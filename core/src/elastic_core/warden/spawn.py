@@ -15,7 +15,7 @@ import signal
 from collections.abc import Mapping, MutableMapping
 
 from elastic_core.warden.channel import Channel, Message, close_all
-from elastic_core.warden.linux import die_with_parent
+from elastic_core.warden.linux import die_with_parent, signal_group
 from elastic_core.warden.startup import prepare_worker
 from elastic_core.worker.channel import CONTROL_VARIABLE
 
@@ -111,6 +111,17 @@ class Child:
         if self.pipe is not None:
             os.close(self.pipe)
             self.pipe = None
+
+    def kill(self) -> None:
+        """Kill it, and the group that it leads: of a starter also the fork that it is about to make."""
+        if self.pid is not None:
+            signal_group(self.pid, signal.SIGKILL)
+
+    def hang_up(self) -> None:
+        """Close the socket to a starter."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
 
     def reason(self) -> str:
         """Return why it did not start, as it has reported, or ''."""

@@ -24,14 +24,12 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable
 
 from elastic_core.exit_codes import describe_exit
 from elastic_core.warden.channel import Channel, Message, close_all
-from elastic_core.warden.linux import signal_group
 from elastic_core.warden.spawn import STANDARD_STREAMS, Child, Kind, start
 from elastic_core.warden.startup import STAGE, STARTUP
 
@@ -112,8 +110,9 @@ class StarterClient:
         """
         if settings == self._settings:
             return None
-        self.kill(self.process)
-        _hang_up(self.process)
+        if self.process is not None:
+            self.process.kill()
+            self.process.hang_up()
         self.process, self._ready, self._settings = None, False, settings
         self._refusal = "" if settings else NO_STARTER
         return self._start() if settings else None
@@ -139,7 +138,7 @@ class StarterClient:
                 case _:
                     self._fail(f"it sent {message!r}")
         if current.channel.closed:
-            _hang_up(current)  # its death will be noticed
+            current.hang_up()  # its death will be noticed
 
     def receive_from_successor(self) -> None:
         """Handle the messages of the successor; once it is ready, it is the starter."""
@@ -149,9 +148,10 @@ class StarterClient:
         for message, _ in successor.channel.receive():
             match message:
                 case {"event": "ready", "text": str(text), "fields": dict(more)}:
-                    if not self._ready:  # the old one has replaced a dead one, and still imports
-                        self.kill(self.process)
-                    _hang_up(self.process)  # the old one ends once it has done what was requested
+                    if self.process is not None:
+                        if not self._ready:  # the old one has replaced a dead one, and still imports
+                            self.process.kill()
+                        self.process.hang_up()  # the old one ends once it has done what was requested
                     self.process, self._successor, self._ready = successor, None, True
                     self._refusal, self._early_deaths = "", 0
                     self._grown = max(self._grown, 1)  # 0 if the old one was started after this one was requested
@@ -170,7 +170,7 @@ class StarterClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the starter forks at once."""
+        """True if the starter forks at once."""
         return self._ready and self.process is not None and self.process.channel is not None
 
     def request_fork(self, child: Child) -> None:
@@ -225,7 +225,7 @@ class StarterClient:
         if self._clock() < self._successor_deadline():
             return None
         if self._successor is not None:
-            self.kill(self._successor)
+            self._successor.kill()
             self._drop_successor(f"its import did not end within {SUCCESSOR_MAX_SECONDS:.0f} s")
             return None
         request: Message = {**self._settings["growth"][self._grown][1], "descriptors": ["control"]}
@@ -265,7 +265,7 @@ class StarterClient:
         if child is not self.process:
             return None
         self.receive()  # its last message
-        _hang_up(child)
+        child.hang_up()
         self.process = None
         if closing or self._refusal:
             return None
@@ -278,11 +278,6 @@ class StarterClient:
         self._send_event("starter_died", how=describe_exit(returncode))
         return self._start()
 
-    def kill(self, process: Child | None) -> None:
-        """Kill a starter, and the fork that it is about to make, which is still in its process group."""
-        if process is not None and process.pid is not None:
-            signal_group(process.pid, signal.SIGKILL)
-
     def _drop_successor(self, reason: str) -> None:
         if reason != NOTHING_NEW:
             self._settings["growth"] = []  # the next one would fail too
@@ -290,7 +285,7 @@ class StarterClient:
             self._send_event("starter_stayed", reason=reason)
         if self._successor is not None:
             close_all(self._successor.descriptors)
-        _hang_up(self._successor)
+            self._successor.hang_up()
         self._successor = None
 
     def _fail(self, reason: str) -> None:
@@ -321,10 +316,3 @@ class StarterClient:
         child.channel, self.process, self._began = channel, child, self._clock()
         self._forked_at, self._grown = self._clock(), 0
         return child
-
-
-def _hang_up(starter: Child | None) -> None:
-    """Close the socket to a starter."""
-    if starter is not None and starter.channel is not None:
-        starter.channel.close()
-        starter.channel = None

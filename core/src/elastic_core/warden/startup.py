@@ -23,7 +23,7 @@ def prepare_worker(argv: Sequence[str], environment: MutableMapping[str, str]) -
 
 
 def _takes_sitecustomize(argv: Sequence[str]) -> bool:
-    """Whether a command is a Python interpreter that imports a ``sitecustomize`` from PYTHONPATH (not -E, -I or -S)."""
+    """Return True if a command is a Python that imports a ``sitecustomize`` from PYTHONPATH (not -E, -I or -S)."""
     if os.path.basename(argv[0]).rstrip("0123456789.") != "python":
         return False
     rest = iter(argv[1:])

@@ -1,4 +1,4 @@
-"""What runs inside a worker. It imports no agent, session or command line; tests hold that.
+"""The part of core that runs inside a worker. It imports no agent, session or command line; tests hold that.
 
 General layout:
 

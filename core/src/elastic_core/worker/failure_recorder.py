@@ -39,7 +39,7 @@ COLLECTIVES = "gloo", "nccl", "tcpstore"  # what follows from the loss of a peer
 SAVES_WITHIN_SECONDS = 600.0  # a program that ends later than this after SIGTERM has not ended because of it
 MEMBER = "elastic"  # of the error file
 EXCEPTION, EXIT, THREAD = "exception", "exit", "thread"
-"""How the record came about: an uncaught exception of the main thread, an exit on purpose, an exception of a thread."""
+"""The origin of a record: an uncaught exception of the main thread, an exit on purpose, an exception of a thread."""
 MOST_EXCEPTIONS = 16  # of a chain, outermost first
 MOST_FRAMES = 40  # of an exception, the innermost ones
 MOST_CHARACTERS = 4000  # of the text of an exception
@@ -248,7 +248,7 @@ class _Noting:
 
     @classmethod
     def just_now(cls) -> bool:
-        """Whether the program may have ended because of the signal."""
+        """Return True if the program may have ended because of the signal."""
         return time.monotonic() - cls.at < SAVES_WITHIN_SECONDS
 
 
@@ -262,7 +262,7 @@ def prepare() -> None:
 
 
 def ends_program(error: object) -> bool:
-    """Whether an exception that was printed has ended the main program, so that the exit code is 1.
+    """Return True if an exception that was printed has ended the main program, so that the exit code is 1.
 
     The traceback of such an exception begins at the bottom of the stack; one from a callback of C code or an
     interactive console does not. Ctrl-C ends in a signal. A program that cannot be compiled has no traceback.
@@ -279,7 +279,7 @@ def ends_program(error: object) -> bool:
 
 
 def ended_by_exception() -> bool:
-    """Whether an exception with a printed traceback has ended the main program of this process."""
+    """Return True if an exception with a printed traceback has ended the main program of this process."""
     return ends_program(getattr(sys, "last_value", None))
 
 
@@ -305,7 +305,7 @@ def _record(
 
 
 def _is_of(message: object, name: str, text: str) -> bool:
-    """Whether the message of an error file, which a decorator has written, is that of an exception."""
+    """Return True if the message of an error file, which a decorator has written, is that of an exception."""
     said = message.get("message") if isinstance(message, dict) else message
     return isinstance(said, str) and (
         said.startswith(f"{name}: {text}"[:MOST_CHARACTERS]) or name == "ChildFailedError"

@@ -115,7 +115,7 @@ _own: Notices | None = None
 
 
 def should_checkpoint(step: int) -> bool:
-    """Whether all ranks are to save and stop after this step: a node joins, leaves, or is drained.
+    """Return True if all ranks are to save and stop after this step: a node joins, leaves, or is drained.
 
     Call it on every rank, from one thread, once after each step; True comes after the same step on all. Then save, and
     exit with 0: the job goes on with other nodes, and the step is not lost. It costs some microseconds, and waits

@@ -19,7 +19,7 @@ class TrainingState(Protocol):
     step: int  # steps committed so far
     epoch: int  # the epoch in progress, from 0
     stopping: bool
-    """Whether all ranks stop after this step, which is saved, so that nodes may join or leave: the script ends."""
+    """True if all ranks stop after this step, which is saved, so that nodes may join or leave: the script ends."""
 
     def restore(self) -> Any:
         """Load the newest state that all ranks have; None if there is none, a true value otherwise.

@@ -107,11 +107,8 @@ class Learning:
 class Learned:
     """The modules that were imported, and those that were not, with the reason for each."""
 
-    imported: tuple[str, ...]
-    refused: Mapping[str, str]
-
-
-NOTHING_LEARNED = Learned((), {})
+    imported: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from elastic_warmstart import child, huge_pages, init_probe, libraries
 from elastic_warmstart.checks import Wanted, describe_threads, describe_unfitness, objection
 from elastic_warmstart.facts import Observer
 from elastic_warmstart.import_record import Record
-from elastic_warmstart.learned_imports import NOTHING_LEARNED, Learned, Learning
+from elastic_warmstart.learned_imports import Learned, Learning
 from elastic_warmstart.libraries import Libraries
 from elastic_warmstart.library_modules import library_roots
 from elastic_warmstart.source_files import Sources
@@ -47,34 +47,26 @@ def run(control: int, usual: Set[str]) -> None:
     os.set_inheritable(control, False)
     channel = Channel(socket.socket(fileno=control))
     [(order, _), *requests] = _wait(channel)
-    environment = order["env"]
-    own = {COERCED: os.environ[COERCED]} if COERCED in os.environ and COERCED not in environment else {}
-    title = ForkTitle()
-    title.show_server()
-    child.replace_environment({**environment, **own, **libraries.WHILE_IMPORTING})
-    recorder = FailureRecorder()
+    server = _ForkServer(order["env"], usual)
     ignore_requests_at_exit()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     told = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    server = _ForkServer(environment, own, title, recorder, usual)
     server.examine(channel)
     server.stay(told, {"took_s": seconds}, requests)
 
 
 class _ForkServer:
-    """The state that all forks share; it goes on in a successor."""
+    """The state that all forks share; it goes on in a successor. It is made before any module is imported."""
 
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        own: Mapping[str, str],
-        title: ForkTitle,
-        recorder: FailureRecorder,
-        usual: Set[str],
-    ) -> None:
-        self._environment, self._own, self._usual = environment, own, usual
-        self._title, self._recorder = title, recorder
+    def __init__(self, environment: Mapping[str, str], usual: Set[str]) -> None:
+        is_coerced = COERCED in os.environ and COERCED not in environment
+        self._own = {COERCED: os.environ[COERCED]} if is_coerced else {}
+        self._environment, self._usual = environment, usual
+        self._title = ForkTitle()
+        self._title.show_server()
+        child.replace_environment({**environment, **self._own, **libraries.WHILE_IMPORTING})
+        self._recorder = FailureRecorder()
         self._learning, self._sources = Learning(), Sources(library_roots())
 
     def examine(self, channel: Channel) -> None:
@@ -196,7 +188,7 @@ class _ForkServer:
         """
         channel, start = Channel(socket.socket(fileno=control)), time.monotonic()
         _preload(modules, channel)
-        learned = self._learning.learn() if learns else NOTHING_LEARNED
+        learned = self._learning.learn() if learns else Learned()
         tempfile: Any = sys.modules.get("tempfile")
         if tempfile is not None:  # torch._dynamo has made it settle its directory; a script may still choose another
             tempfile.tempdir = None

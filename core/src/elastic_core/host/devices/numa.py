@@ -8,8 +8,8 @@ borrowing from another node.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
+from itertools import groupby
 
 from elastic_core.config.parse import NUMA_BINDINGS
 from elastic_core.errors import UsageError, did_you_mean
@@ -80,7 +80,4 @@ def _complex(cpus: Iterable[Cpu], place: int) -> list[Cpu]:
 
 def _groups(cpus: Iterable[Cpu], key: Callable[[Cpu], int]) -> list[list[Cpu]]:
     """Return the CPUs in groups with a common ``key``, in the order of those numbers."""
-    found: dict[int, list[Cpu]] = defaultdict(list)
-    for cpu in cpus:
-        found[key(cpu)].append(cpu)
-    return [found[number] for number in sorted(found)]
+    return [list(group) for _, group in groupby(sorted(cpus, key=key), key)]

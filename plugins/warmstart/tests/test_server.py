@@ -1,6 +1,4 @@
-"""The warden's fork server with real processes and signals: what it forks, what starts fresh, and that nothing is
-left.
-"""
+"""The fork server below a warden, with real processes and signals: its forks, fresh starts, and what it leaves."""
 
 from __future__ import annotations
 
