@@ -205,7 +205,7 @@ def plugins_named(flags: Flags, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def takes_master(flags: Flags, backend: str) -> bool:
-    """Whether ``--master_addr`` and ``--master_port`` name the workers' store of a job of one node, as in torchrun."""
+    """Return whether ``--master_addr`` and ``--master_port`` name the store of a job of one node, as in torchrun."""
     return (
         backend == LOCAL and not flags.standalone and flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint
     )

@@ -51,7 +51,7 @@ class Flag(Generic[T_co]):
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag takes no value."""
+        """True if the flag takes no value."""
         return self.parse is parsers.switch
 
     def read(self, text: str) -> T_co:

@@ -49,7 +49,7 @@ class StreamMap:
 
     @property
     def any(self) -> bool:
-        """Whether it names any stream of any rank."""
+        """True if it names any stream of any rank."""
         return bool(self.default or any(self.by_rank.values()))
 
 
@@ -63,7 +63,7 @@ class Wrong(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NodeRange:
-    """How many nodes a job may have."""
+    """The numbers of nodes that a job may have."""
 
     least: int
     most: int
