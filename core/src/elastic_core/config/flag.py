@@ -73,16 +73,12 @@ class Flag(Generic[T_co]):
         shown = f"{self.name}={value!r}"
         try:
             if self.repeated and isinstance(value, tuple) and all(isinstance(text, str) for text in value):
-                return cast(
-                    "T_co", tuple(chain.from_iterable(cast("tuple[str, ...]", self.parse(text)) for text in value))
-                )
+                parse: Any = self.parse
+                return cast("T_co", tuple(chain.from_iterable(map(parse, value))))
             if isinstance(value, str) and not isinstance(value, enum.Enum) and not self.repeated:
                 return self.parse(value)
-            if (
-                type(value) is not bool
-                and isinstance(value, Real)
-                and isinstance(number := self.parse(str(value)), Real)
-            ):
+            is_number = isinstance(value, Real) and type(value) is not bool
+            if is_number and isinstance(number := self.parse(str(value)), Real):
                 return cast("T_co", number)
         except ValueError as wrong:
             raise UsageError(f"{shown} {wrong}.{getattr(wrong, 'suggestion', '')}") from None

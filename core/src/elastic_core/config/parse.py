@@ -125,9 +125,8 @@ def workers(text: str) -> int | str:
     if text in DEVICES:
         return text
     if text.isalpha():
-        raise Wrong(
-            f"is neither a whole number nor one of {', '.join(DEVICES)}", suggestion=did_you_mean(text, DEVICES)
-        )
+        meant = did_you_mean(text, DEVICES)
+        raise Wrong(f"is neither a whole number nor one of {', '.join(DEVICES)}", suggestion=meant)
     number = _whole(text, least=1)
     if number > MOST_WORKERS:
         raise Wrong(f"is more workers than a node can have; at most {MOST_WORKERS} are taken")
