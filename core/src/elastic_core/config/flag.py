@@ -77,7 +77,7 @@ class Flag(Generic[T_co]):
                 return cast("T_co", tuple(chain.from_iterable(map(parse, value))))
             if isinstance(value, str) and not isinstance(value, enum.Enum) and not self.repeated:
                 return self.parse(value)
-            is_number = isinstance(value, Real) and type(value) is not bool
+            is_number = type(value) is not bool and isinstance(value, Real)
             if is_number and isinstance(number := self.parse(str(value)), Real):
                 return cast("T_co", number)
         except ValueError as wrong:
