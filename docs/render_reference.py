@@ -254,7 +254,7 @@ def published(source: str) -> Iterator[tuple[str, str, str]]:
                 yield name, "WARNING", "`plugin`, `hook`"
                 yield f"{name}_traceback", "DEBUG", "`plugin`, `hook`"
             case ast.Call(
-                func=ast.Name(id="Question"), args=[ast.Constant(value=str(kind)), *_]
+                func=ast.Name(id="AwaitedHook"), args=[ast.Constant(value=str(kind)), *_]
             ):  # plugins/verdicts.py
                 yield f"{kind}_timed_out", "WARNING", "`plugin`, `timeout_s`"
                 yield f"{kind}_failed", "WARNING", "`plugin`, `hook`"

@@ -496,7 +496,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "a notice before a node is checked is forgotten",
-        "HostEnd.heard_by",
+        "HostEnd.set_listener",
         "said is not None",
         "False",
         "checks",

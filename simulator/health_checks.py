@@ -69,7 +69,7 @@ def enter(
 
     try:
         lookout.wait_until_entered(1.0)
-        agent.lineage.host_end.heard_by(announce_here)
+        agent.lineage.host_end.set_listener(announce_here)
         lasts, healthy = (
             plan.check_seconds * world.hub.random.random(),
             world.hub.random.random() >= plan.check_failure_rate,

@@ -39,21 +39,17 @@ class Progress:
 
     def updated(self, newer: Progress) -> Progress:
         """Return this progress with what ``newer`` knows."""
-        return Progress(
-            step=self.step if newer.step is None else newer.step,
-            loss=self.loss if newer.loss is None else newer.loss,
-            samples=self.samples if newer.samples is None else newer.samples,
-            epoch=self.epoch if newer.epoch is None else newer.epoch,
-        )
+        return Progress(**{**self._known(), **newer._known()})
 
     def describe(self) -> str:
         """Return the progress in a few words: ``step 120, loss 0.25``."""
-        values = (("step", self.step), ("loss", self.loss), ("samples", self.samples), ("epoch", self.epoch))
         return ", ".join(
             f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in values
-            if value is not None
+            for name, value in self._known().items()
         )
+
+    def _known(self) -> dict[str, Any]:
+        return {name: value for name in PROGRESS_GROUPS if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def test_the_earliest_notice_of_a_plugin_passes_on_to_the_next_listener() -> Non
         pass
     host_end.leave("later", 30.0)
     host_end.leave("earlier", 20.0)
-    host_end.heard_by(lambda *said: heard.append(said))
+    host_end.set_listener(lambda *said: heard.append(said))
     assert heard == [("earlier", 20.0, 5.0)]
 
 

@@ -89,7 +89,7 @@ class Interruption:
         self._is_due = False
         self._signalled_at: float | None = None
         self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in signals}
-        host_end.heard_by(lambda why, _seconds, _at: self._leave(signal.SIGTERM, why))
+        host_end.set_listener(lambda why, _seconds, _at: self._leave(signal.SIGTERM, why))
 
     def wake(self) -> None:
         """End all waits, for what the caller knows. Any thread may call this."""

@@ -80,7 +80,7 @@ class Supervisor:
         self._isolation = Isolation(applicant.info.node_id, self.session.look_up, node.runtime)
         ids = {applicant.info.node_id, *(former.node_id for former in applicant.former)}
         self._departure = Departure(self, ids, joined.drained)
-        node.plugins.host_end.heard_by(lambda *said: loop.post(partial(self._departure.on_host_ends, *said)))
+        node.plugins.host_end.set_listener(lambda *said: loop.post(partial(self._departure.on_host_ends, *said)))
 
     @property
     def closed(self) -> Closed | None:

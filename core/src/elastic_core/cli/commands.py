@@ -56,9 +56,8 @@ class Elastic(click.Group):
             PluginError: The command is not installed, cannot be imported, or is no click command.
         """
         if cmd_name in BUILT_IN:
-            command = import_module(f"elastic_core.cli.{cmd_name}").command
-            assert isinstance(command, click.Command)
-            return command
+            own: click.Command = import_module(f"elastic_core.cli.{cmd_name}").command
+            return own
         from elastic_core.distributions import brought
         from elastic_core.plugins.entry_points import Catalogue, Group, load
 

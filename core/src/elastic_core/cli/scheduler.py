@@ -58,9 +58,8 @@ def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str]
     answer = plugins.first_answer("elastic_scheduler_defaults", environ=environ, given=given) or {}
     known = {flag.name: flag for flag in FLAGS}
     for unknown in sorted(answer.keys() - known.keys()):
-        raise PluginError(
-            f"The {offer} gives a default to --{unknown}, which is no flag.{did_you_mean(unknown, known)}"
-        )
+        meant = did_you_mean(unknown, known)
+        raise PluginError(f"The {offer} gives a default to --{unknown}, which is no flag.{meant}")
     used = {flag: value for flag, value in answer.items() if flag not in given or flag == CONF}
     if CONF in used:
         text, origin = used[CONF]

@@ -19,10 +19,11 @@ from elastic_core.config.parse import NodeRange, names
 from elastic_core.config.program import find_program
 from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
 from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
+from elastic_core.distributions import backend_of
 from elastic_core.errors import PluginError, UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.rendezvous import job_token
-from elastic_core.rendezvous.endpoint import split_host_port
+from elastic_core.rendezvous.endpoint import FORM, split_host_port
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions
@@ -205,10 +206,9 @@ def plugins_named(flags: Flags, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def takes_master(flags: Flags, backend: str) -> bool:
-    """Whether ``--master_addr`` and ``--master_port`` name the workers' store of a job of one node, as in torchrun."""
-    return (
-        backend == LOCAL and not flags.standalone and flags.rdzv_backend in (None, STATIC) and not flags.rdzv_endpoint
-    )
+    """Return whether ``--master_addr`` and ``--master_port`` name the store of a job of one node, as in torchrun."""
+    elsewhere = flags.standalone or flags.rdzv_endpoint or flags.rdzv_backend not in (None, STATIC)
+    return backend == LOCAL and not elsewhere
 
 
 def meeting_place(flags: Flags) -> tuple[str, str]:
@@ -238,9 +238,9 @@ def _named_place(flags: Flags) -> tuple[str, str]:
         return LOCAL, ""
     with suppress(ValueError):
         split_host_port(flags.rdzv_endpoint)
-        return "c10d", flags.rdzv_endpoint  # what torchrun's users mean by an endpoint
+        return backend_of(FORM), flags.rdzv_endpoint
     raise UsageError(
-        f"--rdzv_endpoint {flags.rdzv_endpoint!r} is not of the form HOST[:PORT], so the backend must be named.",
+        f"--rdzv_endpoint {flags.rdzv_endpoint!r} is not of the form {FORM}, so the backend must be named.",
         hint=f"For a shared directory: --rdzv_backend=file --rdzv_endpoint={flags.rdzv_endpoint}",
     )
 

@@ -51,7 +51,7 @@ class Flag(Generic[T_co]):
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag takes no value."""
+        """True if the flag takes no value."""
         return self.parse is parsers.switch
 
     def read(self, text: str) -> T_co:
@@ -73,16 +73,12 @@ class Flag(Generic[T_co]):
         shown = f"{self.name}={value!r}"
         try:
             if self.repeated and isinstance(value, tuple) and all(isinstance(text, str) for text in value):
-                return cast(
-                    "T_co", tuple(chain.from_iterable(cast("tuple[str, ...]", self.parse(text)) for text in value))
-                )
+                parse: Any = self.parse
+                return cast("T_co", tuple(chain.from_iterable(map(parse, value))))
             if isinstance(value, str) and not isinstance(value, enum.Enum) and not self.repeated:
                 return self.parse(value)
-            if (
-                type(value) is not bool
-                and isinstance(value, Real)
-                and isinstance(number := self.parse(str(value)), Real)
-            ):
+            is_number = type(value) is not bool and isinstance(value, Real)
+            if is_number and isinstance(number := self.parse(str(value)), Real):
                 return cast("T_co", number)
         except ValueError as wrong:
             raise UsageError(f"{shown} {wrong}.{getattr(wrong, 'suggestion', '')}") from None

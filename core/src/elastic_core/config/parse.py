@@ -49,7 +49,7 @@ class StreamMap:
 
     @property
     def any(self) -> bool:
-        """Whether it names any stream of any rank."""
+        """True if it names any stream of any rank."""
         return bool(self.default or any(self.by_rank.values()))
 
 
@@ -63,7 +63,7 @@ class Wrong(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NodeRange:
-    """How many nodes a job may have."""
+    """The numbers of nodes that a job may have."""
 
     least: int
     most: int
@@ -125,9 +125,8 @@ def workers(text: str) -> int | str:
     if text in DEVICES:
         return text
     if text.isalpha():
-        raise Wrong(
-            f"is neither a whole number nor one of {', '.join(DEVICES)}", suggestion=did_you_mean(text, DEVICES)
-        )
+        meant = did_you_mean(text, DEVICES)
+        raise Wrong(f"is neither a whole number nor one of {', '.join(DEVICES)}", suggestion=meant)
     number = _whole(text, least=1)
     if number > MOST_WORKERS:
         raise Wrong(f"is more workers than a node can have; at most {MOST_WORKERS} are taken")

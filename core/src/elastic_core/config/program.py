@@ -20,7 +20,7 @@ RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_
 
 
 class ProgramKind(enum.Enum):
-    """How the program is started."""
+    """The ways to start a program."""
 
     SCRIPT = "script"  # a Python file: ``elastic run train.py``
     MODULE = "module"  # a Python module: ``elastic run -m package.train``

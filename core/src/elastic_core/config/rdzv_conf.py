@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from elastic_core.config import parse as values
-from elastic_core.config.parse import NodeRange
 from elastic_core.config.run import SHUTDOWN_TIMEOUT, Timing
+from elastic_core.distributions import backend_of
 from elastic_core.errors import UsageError, did_you_mean
-from elastic_core.rendezvous.endpoint import split_host_port
+from elastic_core.rendezvous.endpoint import FORM, split_host_port
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions
@@ -61,9 +61,7 @@ class RendezvousConf:
 def parse_conf(text: str, *, backend: str, options: RendezvousOptions) -> RendezvousConf:
     """Parse ``KEY=VALUE,KEY=VALUE``. torch's keys are accepted, though some have no effect.
 
-    Args:
-        backend: The backend's name, for messages.
-        options: The backend's options. A foreign handler gets all keys, known or not, but ``order`` and ``token_file``.
+    A foreign handler (``options``) gets all keys, known or not, but ``order`` and ``token_file``.
 
     Raises:
         UsageError: A pair has no ``=``, a key is unknown or given twice, a duration is not a number of seconds, or
@@ -110,20 +108,20 @@ def parse_conf(text: str, *, backend: str, options: RendezvousOptions) -> Rendez
     )
 
 
-def settle(backend: str, endpoint: str, nnodes: NodeRange) -> tuple[str, str]:
+def settle(backend: str, endpoint: str, nnodes: values.NodeRange) -> tuple[str, str]:
     """Return the backend and the endpoint to use for the given ones.
 
-    ``c10d`` without an endpoint, and ``c10d`` or ``static`` on port 0, mean a free port of this host. No other node can
-    find that port, so a job of one node gets ``local``, which needs no store that listens.
+    The backend that HOST[:PORT] alone means, without an endpoint or on port 0, and ``static`` on port 0, mean a free
+    port of this host. No other node can find that port, so a job of one node gets ``local``, which needs none.
 
     Raises:
         UsageError: The port is 0, and the job has more than one node.
     """
-    port = None
+    port, usual = None, backend_of(FORM)
     with suppress(ValueError):
         _, port = split_host_port(endpoint)
-    port_is_free = backend in ("c10d", STATIC) and bool(port) and not str(port).strip("0")
-    if nnodes.most == 1 and (port_is_free or (backend == "c10d" and not endpoint)):
+    port_is_free = backend in (usual, STATIC) and bool(port) and not str(port).strip("0")
+    if nnodes.most == 1 and (port_is_free or (backend == usual and not endpoint)):
         return LOCAL, ""
     if port_is_free:
         raise UsageError(
@@ -135,7 +133,7 @@ def settle(backend: str, endpoint: str, nnodes: NodeRange) -> tuple[str, str]:
 
 def check_nodes(
     place: tuple[str, str],
-    nnodes: NodeRange,
+    nnodes: values.NodeRange,
     options: RendezvousOptions,
     *,
     spares: int = 0,
@@ -144,12 +142,8 @@ def check_nodes(
 ) -> None:
     """Refuse nodes, spares and an endpoint that a backend cannot have.
 
-    Args:
-        place: The backend and the endpoint.
-        nnodes, spares: As the flags.
-        options: The backend's.
-        node_rank: The number of a node that is numbered by hand, else None.
-        standalone: Whether no other node can join, so that no endpoint is needed.
+    ``place`` is the backend and the endpoint; ``node_rank`` the number of a node that is numbered by hand, else None.
+    With ``standalone`` no other node can join, so that no endpoint is needed.
 
     Raises:
         UsageError: The nodes cannot meet there, or not so many of them.

@@ -52,11 +52,11 @@ class Timing:
     beat_interval: float = 2.0
     lost_after: float = 6.0  # a node whose heartbeat and row do not change for this long is lost (rule L1)
     fence_after: float = 600.0
-    """How long a round with unreachable members blocks the next one; such members stop their workers at 80 % of it."""
+    """The time for which a round with unreachable members blocks the next; they stop their workers at 80 % of it."""
     plan_timeout: float = 300.0  # how long workers get to reach the agreed step of should_checkpoint()
     resize_wait: float = field(default=60.0, metadata={"skippable": True})
-    """How long a new node waits for others before workers that save nothing when they are stopped make room for it, if
-    their checkpoints are not known; 0 for no wait."""
+    """The time that a new node waits for others before workers that save nothing when they are stopped make room for
+    it, if their checkpoints are not known; 0 for no wait."""
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -76,8 +76,8 @@ def _checked_seconds(name: str, value: object, most: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A question to the plugins that have a hook, and the texts about those that fail to answer."""
+class AwaitedHook:
+    """A hook whose answers are awaited: the check of an answer, and the texts about plugins that give none."""
 
     kind: str  # of the plugins, in the names of events
     late: str  # what a plugin has not done in time
@@ -85,23 +85,23 @@ class Question:
     check: Callable[[Any], Any]  # returns what counts of an answer, or raises
 
 
-QUESTIONS: Mapping[str, Question] = {
-    "elastic_explain_failure": Question(
+AWAITED_HOOKS: Mapping[str, AwaitedHook] = {
+    "elastic_explain_failure": AwaitedHook(
         "plugin",
         "did not explain a failure within {timeout:g} s.",
         "It does not explain the failure.",
         _checked_explanation,
     ),
-    "elastic_judge_failure": Question(
+    "elastic_judge_failure": AwaitedHook(
         "policy", "gave no verdict within {timeout:g} s. It abstains.", "It abstains.", _checked_verdict
     ),
-    "elastic_node_gone": Question(
+    "elastic_node_gone": AwaitedHook(
         "plugin",
         "did not say within {timeout:g} s whether {node} is gone.",
         "Whether {node} is gone is not known.",
         partial(_checked, kind=bool, wanted="True, False"),
     ),
-    "elastic_sum_up_answers": Question(
+    "elastic_sum_up_answers": AwaitedHook(
         "plugin",
         "did not sum up answers within {timeout:g} s.",
         "It does not sum up the answers.",
@@ -123,7 +123,7 @@ def answers(
     yet to answer that is not asked. ``report`` is called for each plugin that failed.
     """
     questions = {
-        plugin: asked(partial(_ask, plugin, facts), name=f"{QUESTIONS[plugin.hook].kind} {plugin.plugin}")
+        plugin: asked(partial(_ask, plugin, facts), name=f"{AWAITED_HOOKS[plugin.hook].kind} {plugin.plugin}")
         for plugin in plugins
         if plugin not in unanswered or unanswered[plugin].done()
     }
@@ -131,13 +131,13 @@ def answers(
     wait(questions.values(), timeout=timeout)
     found = []
     for plugin, answer in questions.items():
-        question, name = QUESTIONS[plugin.hook], plugin.plugin
+        hook, name = AWAITED_HOOKS[plugin.hook], plugin.plugin
         if not answer.done():
-            message = f"The plugin {name!r} {question.late.format(timeout=timeout, **facts)}"
+            message = f"The plugin {name!r} {hook.late.format(timeout=timeout, **facts)}"
             fields: dict[str, Field] = {"plugin": name, "timeout_s": timeout}
-            report(Event(f"{question.kind}_timed_out", message, Level.WARNING, fields))
+            report(Event(f"{hook.kind}_timed_out", message, Level.WARNING, fields))
         elif (exc := answer.exception()) is not None:
-            for event in failure_events(f"{question.kind}_failed", plugin, exc, question.failed.format(**facts)):
+            for event in failure_events(f"{hook.kind}_failed", plugin, exc, hook.failed.format(**facts)):
                 report(event)
         elif (said := answer.result()) is not None:
             found.append((name, said))
@@ -146,4 +146,4 @@ def answers(
 
 def _ask(plugin: Implementation, facts: Mapping[str, Any]) -> Any:
     said = plugin(**facts)
-    return None if said is None else QUESTIONS[plugin.hook].check(said)
+    return None if said is None else AWAITED_HOOKS[plugin.hook].check(said)
