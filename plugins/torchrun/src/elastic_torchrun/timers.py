@@ -51,8 +51,7 @@ class Timer:
 def parse_timer(line: bytes, now: float, time_of_day: float) -> Timer:
     """Return the timer of one line of the pipe; ``now`` is by the monotonic clock.
 
-    The line is JSON with ``pid``, ``scope_id``, ``expiration_time`` (seconds since the epoch, negative to release) and
-    ``signal``.
+    The line is JSON; ``expiration_time`` is in seconds since the epoch, negative to release the timer.
 
     Raises:
         ValueError, OverflowError, RecursionError: It is no such line.
@@ -206,11 +205,7 @@ class Watchdog:
 
 
 def kernel_limit(environ: Mapping[str, str]) -> float | None:
-    """Return the seconds that a worker may wait in the kernel; None if the variable is not set, or not positive.
-
-    Raises:
-        UsageError: It is no number.
-    """
+    """Return the seconds that a worker may wait in the kernel, None for no limit; UsageError if they are no number."""
     text = environ.get(KERNEL_LIMIT) or "0"
     with contextlib.suppress(ValueError):
         if not math.isnan(seconds := float(text)):
@@ -224,11 +219,7 @@ def pipe_path(environ: Mapping[str, str], directory: Path) -> Path | None:
 
 
 def _open(path: Path) -> int:
-    """Make the pipe and open it, in place of one without a reader; for writing too, so that no client ends the file.
-
-    Raises:
-        UsageError: The path is no pipe, the pipe has a reader, or it cannot be made.
-    """
+    """Make the pipe and open it, for writing too, so that no client ends the file; UsageError if it cannot be made."""
     try:
         _check_free(path)
         path.unlink(missing_ok=True)
