@@ -92,23 +92,6 @@ if __name__ == "__main__":
     print("RETURNED", sorted(set(result.return_values.values())))
 """
 
-PROCESSES = """
-from elastic_torchrun.multiprocessing import Std, start_processes
-
-def add(a, b=1):
-    if a == 3:
-        raise ValueError("three is bad")
-    return a + b
-
-with start_processes("adders", add, {0: (1, 2), 1: (5,)}, {0: {}, 1: {}}) as adders:
-    pids, done = adders.pids(), adders.wait()
-with start_processes("adders", add, {0: (3,), 1: (5,)}, {0: {}, 1: {}}, "logs", redirects=Std.ALL) as adders:
-    failed = adders.wait()
-failure = failed.failures[0]
-print([len(set(pids.values())), dict(done.return_values), failure.exitcode, failure.message])
-"""
-
-
 RESULT = """
 import dataclasses
 import elastic_core as elastic
@@ -245,7 +228,6 @@ def run(script: str, folder: Path) -> object:
         pytest.param(LAUNCH, [{0: 42, 1: 42}, {}, (1, 3), FAILED], id="elastic_launch"),
         pytest.param(RESULT, [True, 0.5], id="a class of the script"),
         pytest.param(LEAVES_BY_EXIT, {0: None}, id="sys.exit"),
-        pytest.param(PROCESSES, [2, {0: 3, 1: 6}, 1, "ValueError: three is bad"], id="start_processes"),
     ],
 )
 def test_it_runs_from_a_plain_script(tmp_path: Path, script: str, said: object) -> None:
@@ -394,7 +376,10 @@ def test_nodes_meet_over_the_handler_that_a_spec_brings(stage: Stage, tmp_path: 
     [
         ("Std(lambda: 1).run()", "cannot be sent to another process"),
         ("Std.from_str('7')", "which is none of 0 (none), 1 (stdout), 2 (stderr), 3 (both)"),
-        ("start_processes('p', 'true', {1: ()}, {1: {}})", "p: args has the local ranks [1]"),
+        (
+            "from elastic_core.multiprocessing import start_processes",
+            "elastic_core.multiprocessing.start_processes is not there: a program that starts processes itself needs",
+        ),
         ("elastic.init_process_group()", "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set"),
         ("LocalElasticAgent(WorkerSpec(entrypoint='true', rdzv_handler=7)).run()", "7 is no rendezvous handler"),
         ("elastic_launch(LaunchConfig(rdzv_backend='redsi'), 'true')()", "There is no rendezvous backend 'redsi'"),
@@ -415,7 +400,7 @@ def test_a_nonsensical_argument_is_refused_in_words(tmp_path: Path, script: str,
         "import elastic_core as elastic\n"
         "from elastic_torchrun.local_agent import LocalElasticAgent, WorkerSpec\n"
         "from elastic_torchrun.launch import LaunchConfig, elastic_launch\n"
-        "from elastic_torchrun.multiprocessing import Std, start_processes\n"
+        "from elastic_torchrun.multiprocessing import Std\n"
         f"class Odd:\n    __reduce__ = lambda self: (int, ('x',))\n{script}\n"
     )
     done = python("script.py", folder=tmp_path)

@@ -78,9 +78,6 @@ def names(of: Callable[..., Any]) -> list[str]:
         (torchs_launcher.launch_agent, launch.launch_agent),
         (torchs_server.WorkerSpec, local_agent.WorkerSpec),
         (torchs_agent.LocalElasticAgent.__init__, local_agent.LocalElasticAgent.__init__),
-        (torchs_multiprocessing.start_processes, multiprocessing.start_processes),
-        (torchs_multiprocessing.PContext.wait, multiprocessing.PContext.wait),
-        (torchs_multiprocessing.PContext.close, multiprocessing.PContext.close),
     ],
     ids=lambda function: function.__qualname__,
 )
@@ -92,7 +89,6 @@ def test_arguments_have_torchs_names_in_torchs_order(theirs: Callable[..., Any],
     ("theirs", "ours"),
     [
         (torchs_server.RunResult, local_agent.RunResult),
-        (torchs_multiprocessing.RunProcsResult, multiprocessing.RunProcsResult),
         (torchs_multiprocessing.ProcessFailure, multiprocessing.ProcessFailure),
     ],
 )

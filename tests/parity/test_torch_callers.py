@@ -1,6 +1,6 @@
 """The expectations of torch's own tests of its launcher's Python interface, in our words, for ours.
 
-torch's are ``launcher/api_test``, ``multiprocessing/{api,redirects,tail_log}_test`` and ``rendezvous/api_test``, and of
+torch's are ``launcher/api_test``, ``rendezvous/api_test``, those of ``Std`` in ``multiprocessing/api_test``, and of
 ``agent/server`` those that run jobs of one node.
 
 ``scripts/callers.py`` makes the calls, of torch (``python callers.py torch FILE FOLDER``) or of ours, in one process.
@@ -35,7 +35,6 @@ WORKER = {
     "launched": "True",
 }
 WRONG = "ValueError"
-WRITTEN = {stream: sorted(f"{who}, {stream}" for who in ("python", "child", "C")) for stream in ("stdout", "stderr")}
 TORCHS: dict[str, Any] = {
     "parameters by place": ["backend", "endpoint", "id", 1, 2],
     "parameters by name": ["x", None, 7, "address"],
@@ -49,28 +48,9 @@ TORCHS: dict[str, Any] = {
     "register another": WRONG,
     "Std": [0, 1, 2, 3],
     "Std.from_str": [0, 3, {"0": 1}, {"0": 1, "1": 2}, WRONG, WRONG, WRONG, WRONG],
-    "wait that is too short": True,
     "what functions return": [None, [2, 3], 3_000_000, "a word"],
-    "all went well": [False, {}, [0, 1, 2, 3], [True] * 4],
-    "streams that go to the console": [[""] * 4, [""] * 4],
-    "streams of functions": [[[], WRITTEN["stdout"]] * 2, [[], [], *[WRITTEN["stderr"]] * 2]],
-    "while it is open": [3, ["apple 0\n", "apple 1\n", "pear 2\n"], {"0": "", "1": "", "2": ""}],
-    "teed lines": ["[name0]:apple 0", "[name1]:apple 1", "[name2]:pear 2"],
-    "copied lines": ["[name0]:apple 0", "[name1]:apple 1"],
-    "who is listed after a failure": [[0], {}, True],
-    "the message of an exception": "RuntimeError: sad",
-    "is a message a text": False,
-    "an exception": [1, "<N/A>", "RuntimeError: sad", "error.json", True, len("2026-05-01_12:00:00")],
-    "the others are stopped": [True, True],
-    "sys.exit": [138, "<N/A>", "<NONE>", True, ""],
-    "a segmentation fault": [-11, "SIGSEGV", "<NONE>"],
-    "a command that fails": [[0, 1], 3, "<N/A>", "<NONE>"],
-    "what commands return": {"0": None, "1": None},
-    "arguments of commands": ["1 2 3\n", "[1, 2]\n"],
-    "streams that were not asked for": ["", ""],
-    "close ends all": [True, True],
-    "gaps in the ranks": "RuntimeError",
-    "ranks that differ": "RuntimeError",
+    "a worker that exits": [138, "<N/A>"],
+    "a worker that segfaults": [-11, "SIGSEGV"],
     "what a worker is told": {rank: WORKER | dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank) for rank in "01"},
     "what a job of commands returns": {"0": None},
     "a failed job": [1, 1, 1, "RuntimeError: sad", True],
@@ -84,10 +64,6 @@ TORCHS: dict[str, Any] = {
     "what has failed": [1, "<N/A>"],
 }
 OURS = {
-    "a command that fails": [[0], 3, "<N/A>", "<NONE>"],
-    "gaps in the ranks": WRONG,
-    "ranks that differ": WRONG,
-    "is a message a text": True,
     "a handler whose job succeeds": {},
     "a handler whose job fails": "ChildFailedError",
     "no entrypoint": WRONG,

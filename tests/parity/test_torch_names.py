@@ -28,7 +28,6 @@ ROOTS = {
 OF_MODULES_LEFT_OUT = ("events",)
 OTHER_ARGUMENTS = {
     "ElasticDistributedSampler": "the fourth argument of DistributedSampler; start_index is given by name",
-    "PContext": "start_processes makes it",
     "Std": "a flag in torch's, and here a job, too",
     "record": "torch's takes an error_handler; python_api.md names both",
 }

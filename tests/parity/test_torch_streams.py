@@ -1,8 +1,8 @@
 """The destinations of workers' streams under torchrun and here: the same, whichever process writes.
 
 torch's tests are ``launcher/run_test``'s of logs and of ``PET_`` variables, ``multiprocessing/redirects_test`` and
-``multiprocessing/tail_log_test``. Held elsewhere: the same of ``start_processes`` (``test_torch_callers.py``), every
-combination of redirects and tee (``core/tests/agent/test_output.py``), and terminals (``tests/test_terminals.py``).
+``multiprocessing/tail_log_test``. Held elsewhere: every combination of redirects
+and tee (``core/tests/agent/test_output.py``), and terminals (``tests/test_terminals.py``).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ FAKE = """
 
 
 class Heard:
-    """What an examination has sent."""
+    """The messages of an examination."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []

@@ -26,7 +26,7 @@ from elastic_core.errors import UsageError
 from elastic_core.events import Event
 from elastic_core.monitors import RankFailed, RunningRound, WorkerView
 from elastic_core.warden.linux import state_of
-from elastic_torchrun.timers import TIMERS_MAX, Timer, Timers, Watchdog, kernel_limit, pipe_path
+from elastic_torchrun.timers import TIMERS_MAX, Timer, Timers, Watchdog, kernel_limit, parse_timer, pipe_path
 
 NOW, TIME_OF_DAY = 100.0, 5000.0
 PATIENCE = 30.0
@@ -36,13 +36,6 @@ def line(pid: int = 7, scope: str = "s", at: float = TIME_OF_DAY + 10, sig: int 
     """Return a line as a FileTimerClient of torch 2.13 writes it."""
     told = {"version": 1, "pid": pid, "scope_id": scope, "expiration_time": at, "signal": sig, **more}
     return json.dumps(told).encode()
-
-
-def timers(*lines: bytes) -> Timers:
-    found = Timers()
-    for one in lines:
-        found.take(one, NOW, TIME_OF_DAY)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -61,9 +54,16 @@ def timers(*lines: bytes) -> Timers:
     ],
     ids=["none", "early", "due", "released", "renewed", "another", "first", "unsignalled", "no signal", "two"],
 )
-def test_a_timer_expires_unless_it_is_released(lines: list[bytes], at: float, expired: list[Timer]) -> None:
-    found = timers(*lines)
-    assert found.take_expired(at) == expired
+def test_a_timer_expires_unless_it_is_released(
+    monkeypatch: pytest.MonkeyPatch, lines: list[bytes], at: float, expired: list[Timer]
+) -> None:
+    monkeypatch.setattr("elastic_torchrun.timers.running_process", lambda pid: (pid, 1))
+    timers = Timers()
+    for one in lines:
+        timer = parse_timer(one, NOW, TIME_OF_DAY)
+        timers.take((timer.pid, 1), timer)
+    assert timers.take_expired(at) == {(timer.pid, 1): timer for timer in expired}
+    assert timers.take_expired(at) == {}
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,24 @@ def test_a_timer_expires_unless_it_is_released(lines: list[bytes], at: float, ex
     ],
 )
 def test_a_malformed_timer_is_ignored(written: bytes) -> None:
-    found = Timers()
     with pytest.raises((ValueError, OverflowError, RecursionError)):
-        found.take(written, NOW, TIME_OF_DAY)
-    assert len(found) == 0
+        parse_timer(written, NOW, TIME_OF_DAY)
+
+
+def test_the_next_look_is_when_a_timer_expires() -> None:
+    timers = Timers()
+    assert timers.due(100.0) == math.inf
+    timers.take((7, 1), Timer(7, "s", 105.0, 9))
+    timers.take((7, 1), Timer(7, "t", 110.0, 9))
+    assert (timers.due(100.0), timers.due(106.0)) == (5.0, 0.0)
+
+
+@pytest.mark.parametrize(("count", "expired"), [(TIMERS_MAX, {(7, 1)}), (TIMERS_MAX + 1, set())])
+def test_a_process_has_a_limited_number_of_timers(count: int, expired: set[tuple[int, int]]) -> None:
+    timers = Timers()
+    for number in range(1, count + 1):
+        timers.take((7, 1), Timer(7, str(number), 110.0 if number == count else 200.0, 9))
+    assert timers.take_expired(110.0).keys() == expired
 
 
 PROGRAM = Program(ProgramKind.SCRIPT, "train.py")
@@ -128,8 +142,7 @@ def test_a_process_gets_the_signal_of_its_timer_and_its_end_is_explained(tmp_pat
         for seconds in (10, 20, 30):
             node.write(line(process.pid, str(seconds), time.time() + seconds, sig=signal.SIGUSR1))
         node.write(line(process.pid, "d", time.time() + 5, sig=signal.SIGUSR1), b"nonsense", line(at=10**400))
-        assert (node.expired, node.watchdog.ignored) == ([], 2)
-        assert node.watchdog.due() == pytest.approx(5.0, abs=1.0)
+        assert node.expired == []
         node.now = 106.0
         node.watchdog.look()
         assert process.wait(PATIENCE) == -signal.SIGUSR1

@@ -20,7 +20,7 @@ from elastic_torchrun.foreign.errors import is_graceful_exit
 from elastic_torchrun.launch import ChildFailedError, SignalException
 from elastic_torchrun.launch_config import LaunchConfig
 from elastic_torchrun.local_agent import RunResult, WorkerState
-from elastic_torchrun.multiprocessing import RunProcsResult, Std, to_map
+from elastic_torchrun.multiprocessing import Std, to_map
 from elastic_torchrun.process_failure import ProcessFailure
 from elastic_torchrun.rendezvous import (
     RendezvousGracefulExitError,
@@ -79,8 +79,6 @@ def test_other_objects_are_made_as_torchs() -> None:
     assert (str(error), error.sigval, error.code) == ("told to stop", signal.SIGTERM, 143)
     result = RunResult(WorkerState.FAILED, {0: 1}, {})
     assert (result.return_values, result.failures, result.is_failed()) == ({0: 1}, {}, True)
-    processes = RunProcsResult({0: 1}, {}, {0: "out"}, {0: "err"})
-    assert (processes.stdouts, processes.stderrs) == ({0: "out"}, {0: "err"})
     assert to_map(Std.ALL, 2) == {0: Std.ALL, 1: Std.ALL}
     assert to_map({1: Std.OUT}, 3) == {0: Std.NONE, 1: Std.OUT, 2: Std.NONE}
 

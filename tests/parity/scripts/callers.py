@@ -5,21 +5,18 @@ The same calls are made of either. What came of each is written to FILE, by name
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 SIDE, FOLDER = sys.argv[1], Path(sys.argv[3])
-FAILS, WAITS = "exit 3", "exec sleep 1000"
 
 
 def returns(kind: str) -> Any:
-    """Return the result of one process, or fail."""
+    """Return the result of a worker, or fail."""
     if kind == "tensor":
         import torch
 
@@ -29,9 +26,8 @@ def returns(kind: str) -> Any:
     if kind == "raises":
         raise RuntimeError("sad")
     if kind == "exits":
-        print("to stderr", file=sys.stderr)
         sys.exit(138)
-    if kind == "segfault":
+    if kind == "segfaults":
         import ctypes
 
         ctypes.string_at(0)
@@ -42,15 +38,9 @@ def returns(kind: str) -> Any:
     return None if kind == "nothing" else kind
 
 
-def writes() -> None:
-    """Write to both streams: from Python, from a child, and from C, which keeps it in a buffer of its own."""
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    for stream, name in ((sys.stdout, "stdout"), (sys.stderr, "stderr")):
-        print(f"python, {name}", file=stream)
-        os.system(f"echo child, {name} >&{stream.fileno()}")
-        libc.fprintf(ctypes.c_void_p.in_dll(libc, name), f"C, {name}\n".encode())
+def returns_each(*kinds: str) -> Any:
+    """Return the result of each rank."""
+    return returns(kinds[int(os.environ["RANK"])])
 
 
 def environment() -> dict[str, str]:
@@ -100,33 +90,6 @@ def outcome(call: Any, *args: Any, **given: Any) -> Any:
         return type(exc).__name__
 
 
-def is_gone(pid: int) -> bool:
-    """Return True if a process is there no more."""
-    return not os.path.exists(f"/proc/{pid}")
-
-
-def read(path: str) -> str:
-    """A file's text; '' where there is no file."""
-    return Path(path).read_text() if path else ""
-
-
-def lines(path: str) -> list[str]:
-    """A file's lines, sorted."""
-    return sorted(read(path).splitlines())
-
-
-@contextlib.contextmanager
-def shown(file: Path) -> Iterator[None]:
-    """Have this process's stdout go to a file."""
-    console = os.dup(1)
-    with file.open("w") as opened:
-        os.dup2(opened.fileno(), 1)
-    yield
-    sys.stdout.flush()
-    os.dup2(console, 1)
-    os.close(console)
-
-
 def rendezvous() -> dict[str, Any]:
     """Parameters of handlers, and their registry."""
     api = module("torch.distributed.elastic.rendezvous", "elastic_core.rendezvous")
@@ -152,85 +115,14 @@ def rendezvous() -> dict[str, Any]:
     }
 
 
-def processes() -> dict[str, Any]:
-    """``start_processes``, with functions and commands."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-
-    api = module("torch.distributed.elastic.multiprocessing", "elastic_torchrun.multiprocessing")
-    std: Any = api.Std
-
-    def start(entrypoint: Any, *args: tuple[Any, ...], filters: list[str] | None = None, **logs: Any) -> Any:
-        by_rank = dict(enumerate(args))
-        envs = {rank: {"RANK": str(rank)} for rank in by_rank}
-        specs = DefaultLogsSpecs(str(FOLDER / str(len(list(FOLDER.iterdir())))), **logs)
-        return api.start_processes("name", entrypoint, by_rank, envs, specs, duplicate_stdout_filters=filters)
-
-    def failure(of: Any, rank: int = 0) -> list[Any]:
-        found = of.failures[rank]
-        recorded = found.error_file_data["message"]
-        message = recorded if isinstance(recorded, str) else recorded["message"]
-        stamped = isinstance(recorded, str) or int(recorded["extraInfo"]["timestamp"]) == found.timestamp
-        file = os.path.basename(found.error_file)
-        return [found.exitcode, found.signal_name(), message, file, stamped, len(found.timestamp_isoformat())]
-
-    said: dict[str, Any] = {"Std": [std.NONE, std.OUT, std.ERR, std.ALL]}
+def flags_of_streams() -> dict[str, Any]:
+    """``Std``, which has the flags of the streams."""
+    std: Any = module("torch.distributed.elastic.multiprocessing", "elastic_torchrun.multiprocessing").Std
     texts = ["0", "3", "0:1", "0:1,1:2", "0:1,", "11", "0:1,1", "1,0:1"]
-    said["Std.from_str"] = [outcome(std.from_str, text) for text in texts]
-
-    running = start(returns, ("nothing",), ("tensor",), ("large",), ("a word",))
-    said["wait that is too short"] = running.wait(0) is None
-    pids, done = running.pids(), running.wait()
-    values = done.return_values
-    said["what functions return"] = [values[0], list(values[1].shape), len(values[2]), values[3]]
-    said["all went well"] = [
-        done.is_failed(),
-        dict(done.failures),
-        sorted(pids),
-        [is_gone(pid) for pid in pids.values()],
-    ]
-    said["streams that go to the console"] = [list(done.stdouts.values()), list(done.stderrs.values())]
-
-    each = dict(enumerate([std.NONE, std.OUT, std.ERR, std.ALL]))
-    of_functions = start(writes, (), (), (), (), redirects=each).wait()
-    said["streams of functions"] = [
-        [lines(paths[rank]) for rank in range(4)] for paths in (of_functions.stdouts, of_functions.stderrs)
-    ]
-    with shown(FOLDER / "console"):
-        teed = start("echo", ("apple 0",), ("apple 1",), ("pear 2",), tee=std.OUT, filters=["apple", "ame"])
-        teed.wait()
-        said["while it is open"] = [teed.nprocs, [read(path) for path in teed.stdouts.values()], teed.stderrs]
-        teed.close()
-    said["teed lines"] = lines(str(FOLDER / "console"))
-    [copied] = FOLDER.rglob("filtered_stdout.log")
-    said["copied lines"] = lines(str(copied))
-
-    with_one_waiting = start(returns, ("raises",), ("waits",))
-    failed = with_one_waiting.wait()
-    message = failed.failures[0].message
-    said["the message of an exception"] = message if isinstance(message, str) else message["message"]
-    said["is a message a text"] = isinstance(message, str)
-    said["who is listed after a failure"] = [sorted(failed.failures), dict(failed.return_values), failed.is_failed()]
-    said["an exception"] = failure(failed)
-    said["the others are stopped"] = [is_gone(pid) for pid in with_one_waiting.pids().values()]
-    exited = start(returns, ("exits",), redirects={0: std.ERR}).wait()
-    said["sys.exit"] = [*failure(exited)[:3], "to stderr" in read(exited.stderrs[0]), exited.stdouts[0]]
-    said["a segmentation fault"] = failure(start(returns, ("segfault",)).wait())[:3]
-
-    commanded = start("sh", ("-c", FAILS), ("-c", WAITS), redirects={0: std.ALL}).wait()
-    said["a command that fails"] = [sorted(commanded.failures), *failure(commanded)[:3]]
-    teed = start("echo", (1, 2, 3), ([1, 2],), redirects={1: std.OUT}, tee={0: std.OUT}).wait()
-    said["what commands return"] = dict(teed.return_values)
-    said["arguments of commands"] = [read(teed.stdouts[0]), read(teed.stdouts[1])]
-    said["streams that were not asked for"] = list(teed.stderrs.values())
-    closed = start("sleep", (1000,), (1000,))
-    pids = closed.pids()
-    closed.close()
-    said["close ends all"] = [is_gone(pid) for pid in pids.values()]
-    said["gaps in the ranks"] = outcome(api.start_processes, "name", "true", {1: ()}, {1: {}}, DefaultLogsSpecs())
-    said["ranks that differ"] = outcome(
-        api.start_processes, "name", "true", {0: ()}, {0: {}, 1: {}}, DefaultLogsSpecs()
-    )
-    return said
+    return {
+        "Std": [std.NONE, std.OUT, std.ERR, std.ALL],
+        "Std.from_str": [outcome(std.from_str, text) for text in texts],
+    }
 
 
 def agents() -> dict[str, Any]:
@@ -255,6 +147,15 @@ def agents() -> dict[str, Any]:
     )()
     said["what a job of commands returns"] = launcher.elastic_launch(launcher.LaunchConfig(1, 1, 1, **where), "true")()
     del os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    four = launcher.elastic_launch(launcher.LaunchConfig(1, 1, 4, **where), returns_each)
+    values = four("nothing", "tensor", "large", "a word")
+    said["what functions return"] = [values[0], list(values[1].shape), len(values[2]), values[3]]
+    for kind in ("exits", "segfaults"):
+        try:
+            launcher.elastic_launch(launcher.LaunchConfig(1, 1, 1, **where), returns)(kind)
+        except errors.ChildFailedError as exc:
+            first = exc.get_first_failure()[1]
+            said[f"a worker that {kind}"] = [first.exitcode, first.signal_name()]
     try:
         launcher.elastic_launch(launcher.LaunchConfig(1, 1, 2, **where), fails)()
     except errors.ChildFailedError as exc:
@@ -303,6 +204,6 @@ def agents() -> dict[str, Any]:
 if __name__ == "__main__":
     FOLDER.mkdir()
     found = {}
-    for part in (rendezvous, processes, agents):
+    for part in (rendezvous, flags_of_streams, agents):
         found.update(part())
         Path(sys.argv[2]).write_text(json.dumps(found, default=str))

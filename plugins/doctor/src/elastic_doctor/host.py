@@ -204,7 +204,7 @@ def _loopback(shown: str, host: str | None, local_addr: str | None) -> Finding:
 
 
 def _another(local_addr: str | None) -> str:
-    """Which address to give instead."""
+    """Return the advice to give another address."""
     better = LOOPBACK
     if local_addr:
         with contextlib.suppress(RendezvousConnectionError, OSError):

@@ -112,7 +112,7 @@ class Waiter:
         time.sleep(FALLS_ASLEEP)
 
     def woken(self) -> float | None:
-        """When the wait ended, by ``time.monotonic()``; None if nothing had woken it within :data:`PATIENCE`.
+        """Return when the wait ended, by ``time.monotonic()``; None if nothing had woken it within :data:`PATIENCE`.
 
         Raises:
             RendezvousError: The wait failed.

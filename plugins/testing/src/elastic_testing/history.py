@@ -84,7 +84,7 @@ def _ledger_steps(calls: Sequence[Call]) -> Iterator[Step]:
                 yield _step(call, partial(_read, index, call.result))
             case Call(method="heartbeat"):
                 yield _step(call, partial(_head if known else _head_at_least, call.result.head))
-            case Call(method="wait", arguments=(cursor, roster)):
+            case Call(method="wait", arguments=(cursor, roster, *_)):
                 same = call.result == cursor if roster else call.result.head == cursor.head
                 yield _step(call, partial(_head if same else _head_at_least, call.result.head))
         if _shows_an_entry(call.result):

@@ -99,25 +99,13 @@ class RunConformance(Connections):
     def test_a_run_whose_nodes_heartbeat_refuses_another_run_and_names_them(
         self, store: RendezvousBackend, connect: Connect
     ) -> None:
-        ledger = joined(store, "a", uid="scheduler-1")
-        node, heartbeats = connect(), count(1)
-        row = NodeRow(info=applicant("a").info, run=ledger.head.run)
-        node.amend("a", 1, encode_row(row))
-        clock, ticks = replace(CLOCK, sleep=lambda seconds: (node.heartbeat("a", next(heartbeats)), None)[1]), count()
-        clock = replace(clock, now=lambda: float(next(ticks)))
+        clock = heartbeating(connect(), "a", joined(store, "a", uid="scheduler-1").head.run)
         with pytest.raises(RendezvousRefusedError, match="is alive under this job id on host-a"):
             join(connect(), applicant("b", uid="scheduler-2"), clock)
         assert [row.node_id for row in store.roster()] == ["a"]
 
     def test_other_settings_are_refused_and_leave_no_row(self, store: RendezvousBackend, connect: Connect) -> None:
-        ledger = joined(store, "a")
-        node, heartbeats, ticks = connect(), count(1), count()
-        node.amend("a", 1, encode_row(NodeRow(info=applicant("a").info, run=ledger.head.run)))
-        clock = replace(
-            CLOCK,
-            sleep=lambda seconds: (node.heartbeat("a", next(heartbeats)), None)[1],
-            now=lambda: float(next(ticks)),
-        )
+        clock = heartbeating(connect(), "a", joined(store, "a").head.run)
         with pytest.raises(RendezvousRefusedError, match="max_nodes: 3 here, 2 there"):
             join(connect(), applicant("b", max_nodes=3), clock)
         assert [row.node_id for row in store.roster()] == ["a"]
@@ -268,6 +256,17 @@ def joined(store: RendezvousBackend, name: str, *, uid: str | None = None) -> Le
     found = join(store, applicant(name, uid=uid), CLOCK)
     assert isinstance(found, Joined), found
     return found.ledger
+
+
+def heartbeating(store: RendezvousBackend, name: str, run: str) -> Runtime:
+    """Return a clock for others, during whose sleep a node of the run heartbeats."""
+    heartbeats, ticks = count(1), count()
+    store.amend(name, 1, encode_row(NodeRow(info=applicant(name).info, run=run)))
+
+    def sleep(seconds: float) -> None:
+        store.heartbeat(name, next(heartbeats))
+
+    return replace(CLOCK, sleep=sleep, now=lambda: float(next(ticks)))
 
 
 def write(store: RendezvousBackend, ledger: Ledger, body: Body) -> Ledger:

@@ -55,14 +55,7 @@ class Worker:
 
     def run(self, over: Callable[[], bool], progress: Callable[[int], None]) -> list[Call]:
         """Make calls until it is over, and say how many there are."""
-        kinds: list[Callable[[], None]] = [
-            self._append,
-            self._read,
-            self._wait,
-            self._write_row,
-            self._heartbeat,
-            self._list,
-        ]
+        kinds = [self._append, self._read, self._wait, self._write_row, self._heartbeat, self._list]
         while not over():
             if self._random.randrange(CALLS_A_LOSS) == 0:
                 self._line.lose(self._random.choice(list(Lost)), self._random.randint(1, 3))
@@ -75,36 +68,34 @@ class Worker:
         self._store.close()
         self._first.close()
 
-    def call(self, method: str, *arguments: Any, make: Callable[[], Any]) -> tuple[bool, Any]:
-        """Make one call and record it; whether its outcome is known, and what it returned."""
+    def call(self, method: str, *arguments: Any, **named: Any) -> tuple[bool, Any]:
+        """Make one call and record it; return whether its outcome is known, and the result."""
         invoked, returned, result = time.monotonic_ns(), None, None
         try:
-            result = make()
+            result = getattr(self._store, method)(*arguments, **named)
             returned = time.monotonic_ns()
         except RendezvousConnectionError:
             self._store.close()
             self._store = _insist(self._first.connect)
-        self.calls.append(Call(self._name, method, arguments, result, invoked, returned))
+        self.calls.append(Call(self._name, method, (*arguments, *named.values()), result, invoked, returned))
         return returned is not None, result
 
     def read(self, index: int) -> bytes | None:
         """Read an entry; None also where the outcome is not known."""
-        data: bytes | None = self.call("read", index, make=lambda: self._store.read(index))[1]
+        data: bytes | None = self.call("read", index)[1]
         if data is not None and index == self._head.index + 1:
             self._head = Link(index, data.decode())
         return data
 
     def wait(self, cursor: Cursor, *, roster: bool, timeout: float) -> None:
         """Wait for what is not in a cursor."""
-        known, now = self.call(
-            "wait", cursor, roster, make=lambda: self._store.wait(cursor, roster=roster, timeout=timeout)
-        )
+        known, now = self.call("wait", cursor, roster=roster, timeout=timeout)
         if known:
             self._cursor = now if roster else Cursor(now.head, cursor.roster)
 
     def list(self, ids: Sequence[str] | None) -> None:
         """List rows."""
-        known, rows = self.call("roster", ids, make=lambda: self._store.roster(ids))
+        known, rows = self.call("roster", ids)
         if known:
             self._others = [row.node_id for row in rows]
 
@@ -117,8 +108,7 @@ class Worker:
 
     def _append(self) -> None:
         prev, entry = self._mine or (self._head, self._next())
-        data = entry.id.encode()
-        known, succeeded = self.call("append", prev, entry, data, make=lambda: self._store.append(prev, entry, data))
+        known, succeeded = self.call("append", prev, entry, entry.id.encode())
         self._mine = None if known else (prev, entry)
         if known and succeeded and prev == self._head:
             self._head = entry
@@ -145,19 +135,16 @@ class Worker:
         """Enter, amend or remove a row. An enter or a removal is repeated until its outcome is known."""
         node = self._node
         if not self._entered:
-            self._entered, _ = self.call("enter", node, b"0", make=lambda: self._store.enter(node, b"0"))
+            self._entered, _ = self.call("enter", node, b"0")
         elif self._random.randrange(TAKEN_BACK):
             self._revision += self._random.randint(1, 2)
-            revision, value = self._revision, b"%d" % self._revision
-            self.call("amend", node, revision, value, make=lambda: self._store.amend(node, revision, value))
-        elif self.call("remove", node, make=lambda: self._store.remove(node))[0]:
+            self.call("amend", node, self._revision, b"%d" % self._revision)
+        elif self.call("remove", node)[0]:
             self._lives, self._entered, self._revision = self._lives + 1, False, 0
 
     def _heartbeat(self) -> None:
         self._heartbeats += 1
-        node, count = self._node, self._heartbeats
-        watched = self._random.choice([None, *self._others])
-        self.call("heartbeat", node, count, watched, make=lambda: self._store.heartbeat(node, count, watched))
+        self.call("heartbeat", self._node, self._heartbeats, self._random.choice([None, *self._others]))
 
     def _list(self) -> None:
         few = self._random.sample(self._others, min(len(self._others), 2))
@@ -266,9 +253,8 @@ def _enter(opens: Opens) -> None:
 def _forked(body: Callable[..., None], *arguments: object) -> BaseProcess:
     process = multiprocessing.get_context("fork").Process(target=body, args=arguments)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # other threads may hold locks: of the line, which none uses yet
+        # Other threads may hold locks: of the line, which none uses yet.
+        warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     return process
 

@@ -17,8 +17,8 @@ General layout:
 * ``failure``: what those programs get when the job fails.
 * ``launch``: torch's Python names for a job. ``launch_config`` turns their arguments into a run, and
   ``process_failure`` describes a failed process. ``call``: workers that are Python functions. ``local_agent``: an agent
-  as an object, ``LocalElasticAgent``. ``multiprocessing``: torch's module of that name, ``Std`` and what starts
-  processes. ``rendezvous``: torch's registry of rendezvous handlers. ``rendezvous_api``: their interface.
+  as an object, ``LocalElasticAgent``. ``multiprocessing``: ``Std`` of torch's module of that name. ``rendezvous``:
+  torch's registry of rendezvous handlers. ``rendezvous_api``: their interface.
 * ``timers``: the two limits of torch's agent for a hung worker, as a monitor.
 * ``torch_names``: the table of torch's names under core's package, which are these or torch's own.
 * ``foreign``: jobs of ``elastic run`` over rendezvous handlers of others, such as torch's own.

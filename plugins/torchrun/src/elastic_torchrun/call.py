@@ -15,8 +15,8 @@ import pickle
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,8 +51,6 @@ class Call:
 
     function: Callable[..., object]
     arguments: tuple[object, ...] = ()
-    by_local_rank: Mapping[int, tuple[object, ...]] = field(default_factory=dict)
-    """Other arguments for some local ranks."""
     by_value: bool = False  # whether functions and classes of the main program travel by value; write() decides it
 
 
@@ -130,19 +128,13 @@ def launching() -> None:
         )
 
 
-def command(directory: Path, rank: int) -> list[str]:
-    """Return the command of a process without rounds that makes the call of this directory."""
-    return [sys.executable, "-u", "-m", MODULE, str(directory), "0", str(rank)]
-
-
 def main(arguments: list[str]) -> NoReturn:
-    """Be one worker: ``DIRECTORY [ROUND RANK]``; an agent's worker has its round and rank in the environment."""
-    directory, *place = arguments
-    round_number, rank = place or (os.environ["ELASTIC_ROUND"], os.environ["RANK"])
-    result = Path(directory) / f"result_{round_number}_{rank}"
+    """Be the worker that makes the call of a directory."""
+    directory = Path(arguments[0])
+    result = directory / f"result_{os.environ['ELASTIC_ROUND']}_{os.environ['RANK']}"
     _leave(result, "unfinished")
-    call = _read(Path(directory))
-    _leave(result, "value", _called(call, int(os.environ["LOCAL_RANK"])), by_value=call.by_value)
+    call = _read(directory)
+    _leave(result, "value", _called(call), by_value=call.by_value)
     sys.exit(0)
 
 
@@ -155,10 +147,10 @@ def _read(directory: Path) -> Call:
     return call
 
 
-def _called(call: Call, local_rank: int) -> object:
+def _called(call: Call) -> object:
     """Return the function's result; None if it ends with ``sys.exit()`` and code 0."""
     try:
-        return record(call.function)(*call.by_local_rank.get(local_rank, call.arguments))
+        return record(call.function)(*call.arguments)
     except SystemExit as end:
         if end.code:
             raise

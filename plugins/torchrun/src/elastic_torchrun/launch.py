@@ -20,7 +20,7 @@ from elastic_core.incidents import Incident
 from elastic_core.plugins import load as load_plugins
 from elastic_torchrun import call
 from elastic_torchrun.foreign.errors import HandlerError
-from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, warn
+from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, warn_no_effect
 from elastic_torchrun.process_failure import ProcessFailure, failure_of
 
 __all__ = ["ChildFailedError", "LaunchConfig", "SignalException", "elastic_launch", "launch_agent"]
@@ -101,7 +101,7 @@ class elastic_launch:
         self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, health_check_server: object = None
     ) -> None:
         if health_check_server is not None:
-            warn("health_check_server has no effect: an agent serves no health checks of that kind.")
+            warn_no_effect("health_check_server")
         self._config, self._entrypoint = config, check_entrypoint(entrypoint)
 
     def __call__(self, *args: Any) -> dict[int, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -51,12 +51,22 @@ _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
     ((Sequence,), "a list of numbers", "node_sizes"),
 )
 """The types of the fields that are no flags, in words, and the fields."""
-_LISTS = ("duplicate_stdout_filters", "duplicate_stderr_filters", "plugins")
+_FILTERS = ("duplicate_stdout_filters", "duplicate_stderr_filters")
 _MAY_BE_NONE = ("run_id", "start_method", "event_log_handler", "metrics_cfg")  # None stands for another default
 _FLAGS: Mapping[str, Flag[Any]] = {flag.name: flag for flag in flags_in(PlainSettings)}
 _OTHERWISE = ("event_log_handler", "log_dir", "redirects", "tee", "local_ranks_filter", "numa_binding")
 """The flags whose values :class:`LaunchConfig` has in another form, or elsewhere."""
 _MONITOR = next(flag for flag in FLAGS if flag.name == "monitor_interval")
+_NO_EFFECT = {
+    "start_method": "no worker is forked from this process",
+    "metrics_cfg": "it sets up torch's own metrics. The plugins of elastic-metrics give ours",
+    "event_log_handler": "it is a logging handler inside torch. 'console' writes each event as a JSON line",
+    "health_check_server": "an agent serves no health checks of that kind",
+    "uninterruptible_state_timeout": "a worker that cannot be killed is said, and its node leaves the job",
+    "master_addr": "where several nodes meet, each round finds the address of its rank 0",
+    "master_port": "where several nodes meet, each round has a free port, and meets no keys of an earlier one",
+}
+"""The arguments of torch's that are taken, without effect, and the reasons; some only with some values."""
 _T = TypeVar("_T")
 
 
@@ -140,16 +150,6 @@ class LaunchConfig(_Arguments):
         raise AttributeError(f"{name} is neither an argument of LaunchConfig nor a flag that was given.")
 
 
-@dataclass(frozen=True, slots=True)
-class Logs:
-    """The destinations of the workers' output."""
-
-    log_dir: Path | None
-    redirects: StreamMap
-    tee: StreamMap
-    local_ranks_filter: frozenset[int] | None
-
-
 def configure(config: LaunchConfig) -> RunConfig:
     """Return the configuration of the run; warn on stderr of each value that has no effect.
 
@@ -179,9 +179,9 @@ def configure(config: LaunchConfig) -> RunConfig:
     text = ",".join(f"{key}={value}" for key, value in given.items())
     conf = parse_conf(text, backend=backend, options=options)
     check_nodes((backend, endpoint), nnodes, options, spares=config.flags.get("spares", 0), node_rank=node_rank)
-    for warning in (*conf.without_effect, *without_effect(config)):
+    for warning in conf.without_effect:
         warn(warning)
-    logs = logs_of(config.logs_specs, config.log_dir, config.redirects, config.tee)
+    _warn_of_no_effect(config)
     alone = backend == LOCAL
     limit = _FLAGS["max_restarts"].accept(config.max_restarts)
     return RunConfig(
@@ -201,13 +201,10 @@ def configure(config: LaunchConfig) -> RunConfig:
             "timing": conf.timing,
             "run_uid": conf.run_uid or scheduler_uid(os.environ),
             "local_addr": read("local_addr", config.local_addr or None, parse.address),
-            "log_dir": logs.log_dir,
-            "redirects": logs.redirects,
-            "tee": logs.tee,
-            "local_ranks_filter": logs.local_ranks_filter,
+            **_logs_of(config),
             "line_prefix": config.log_line_prefix_template or LINE_PREFIX,
             "event_log_handler": "console" if config.event_log_handler == "console" else "null",
-            "numa_binding": numa_mode(config.numa_options),
+            "numa_binding": _numa_mode(config.numa_options),
             "monitor_interval": _MONITOR.accept(config.monitor_interval),
             "plugins": config.plugins,
             "least_level": least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
@@ -231,7 +228,7 @@ def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, A
         raise not_declared(name)
     own = {name: getattr(config, name) for name in _FLAGS if name in _Arguments.__dataclass_fields__}
     values = {name: value for name, value in {**own, **config.flags}.items() if name not in _OTHERWISE}
-    for name in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
+    for name in _FILTERS:
         values[name] = tuple(values[name] or ())
     found = {name: {**_FLAGS, **declared}[name].accept(value) for name, value in values.items()}
     given = {name: found.pop(name) for name in declared if name in found}
@@ -283,20 +280,15 @@ def check_types(config: LaunchConfig) -> None:
             if not isinstance(value, kinds) and not (value is None and name in optional):
                 given = f"={value!r}" if shown[name] else ""  # others may hold a password
                 raise UsageError(f"{name}{given} is of the type {type(value).__name__}, not {what}.")
-    for name in _LISTS:
-        check_texts(name, getattr(config, name), optional=name in optional)
+    for name in (*_FILTERS, "plugins"):
+        texts = () if name in optional and getattr(config, name) is None else getattr(config, name)
+        is_list = isinstance(texts, Sequence) and not isinstance(texts, str)  # which would be a list of its letters
+        if not is_list or not all(isinstance(text, str) for text in texts):
+            raise UsageError(f"{name}={texts!r} is not a list of texts.", hint=f"For one text: {name}=['...'].")
     read("start_method", config.start_method, parse.start_method)
     least, most = config.min_nodes, config.max_nodes
     if type(least) is type(most) is int and least > most:
         raise UsageError(f"min_nodes={least} is greater than max_nodes={most}.")
-
-
-def check_texts(name: str, texts: Any, *, optional: bool = True) -> None:
-    """Raise a UsageError for a value that is no list of texts; a text would be taken for a list of its letters."""
-    if texts is None and optional:
-        return
-    if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{name}={texts!r} is not a list of texts.", hint=f"For one text: {name}=['...'].")
 
 
 def check_entrypoint(entrypoint: Callable[..., Any] | str | None) -> Callable[..., Any] | str:
@@ -306,39 +298,36 @@ def check_entrypoint(entrypoint: Callable[..., Any] | str | None) -> Callable[..
     raise UsageError(f"The entrypoint {entrypoint!r} is neither a function nor a command.")
 
 
-def without_effect(config: LaunchConfig) -> Iterator[str]:
-    """Yield a sentence for each value that has no effect; ``docs/python_api.md`` has the reasons."""
+def _warn_of_no_effect(config: LaunchConfig) -> None:
     if config.start_method not in ("spawn", None):
-        yield f"start_method={config.start_method!r} has no effect: no worker is forked from this process."
+        warn_no_effect("start_method", config.start_method)
     if config.metrics_cfg:
-        yield "metrics_cfg has no effect: it sets up torch's own metrics. The plugins of elastic-metrics give ours."
+        warn_no_effect("metrics_cfg")
     if config.event_log_handler not in (*parse.EVENT_LOGS, None):
-        yield (
-            f"event_log_handler={config.event_log_handler!r} has no effect: it is a logging handler inside torch. "
-            "'console' writes each event as a JSON line."
-        )
+        warn_no_effect("event_log_handler", config.event_log_handler)
     if config.logs_specs is not None and (kind := type(config.logs_specs).__name__) != _DEFAULT_LOGS:
-        yield f"reify() of the logs_specs {kind} is not called; log_dir, redirects, tee and local_ranks_filter hold."
+        warn(f"reify() of the logs_specs {kind} is not called; log_dir, redirects, tee and local_ranks_filter hold.")
 
 
-def logs_of(
-    logs_specs: Any, log_dir: str | os.PathLike[str] | None, redirects: Streams | None, tee: Streams | None
-) -> Logs:
-    """Return the destinations that the arguments name, else those of torch's LogsSpecs; UsageError if invalid."""
+def _logs_of(config: LaunchConfig) -> dict[str, Any]:
+    """Return the fields of RunConfig for the workers' output: the arguments', else those of torch's LogsSpecs."""
+    specs, log_dir, redirects, tee = config.logs_specs, config.log_dir, config.redirects, config.tee
     shown: Any = None
-    if logs_specs is not None:
-        if not hasattr(logs_specs, "root_log_dir"):
+    if specs is not None:
+        if not hasattr(specs, "root_log_dir"):
             raise UsageError(
-                f"logs_specs={logs_specs!r} is no LogsSpecs of torch's.",
-                hint="Give log_dir, redirects and tee instead.",
+                f"logs_specs={specs!r} is no LogsSpecs of torch's.", hint="Give log_dir, redirects and tee instead."
             )
-        root = logs_specs.root_log_dir
-        log_dir = (None if root == os.devnull else root) if log_dir is None else log_dir
-        redirects = getattr(logs_specs, "_redirects", None) if redirects is None else redirects
-        tee = getattr(logs_specs, "_tee", None) if tee is None else tee
-        shown = getattr(logs_specs, "_local_ranks_filter", None)
-    where = None if log_dir is None else Path(log_dir)
-    return Logs(where, stream_map(redirects or 0), stream_map(tee or 0), frozenset(shown) if shown else None)
+        log_dir = (None if specs.root_log_dir == os.devnull else specs.root_log_dir) if log_dir is None else log_dir
+        redirects = getattr(specs, "_redirects", None) if redirects is None else redirects
+        tee = getattr(specs, "_tee", None) if tee is None else tee
+        shown = getattr(specs, "_local_ranks_filter", None)
+    return {
+        "log_dir": None if log_dir is None else Path(log_dir),
+        "redirects": stream_map(redirects or 0),
+        "tee": stream_map(tee or 0),
+        "local_ranks_filter": frozenset(shown) if shown else None,
+    }
 
 
 def stream_map(streams: Streams) -> StreamMap:
@@ -355,7 +344,7 @@ def stream_map(streams: Streams) -> StreamMap:
     )
 
 
-def numa_mode(options: Any) -> str | None:
+def _numa_mode(options: Any) -> str | None:
     """Return the mode of ``--numa_binding`` for torch's NumaOptions or a mode's name, or UsageError; None for None."""
     mode = getattr(options, "affinity_mode", options)
     return read("numa_options", None if mode is None else str(getattr(mode, "value", mode)), parse.numa_binding)
@@ -364,6 +353,11 @@ def numa_mode(options: Any) -> str | None:
 def warn(warning: str) -> None:
     """Print a warning for the caller, one line on stderr."""
     print(f"elastic: warning: {warning}", file=sys.stderr)
+
+
+def warn_no_effect(name: str, value: object = None) -> None:
+    """Warn of an argument without effect, with its value if that is given."""
+    warn(f"{name}{'' if value is None else f'={value!r}'} has no effect: {_NO_EFFECT[name]}.")
 
 
 def read(name: str, text: str | None, meaning: Callable[[str], _T]) -> _T | None:

@@ -194,7 +194,7 @@ def say(message: str) -> None:
 
 
 def reason(refusal: Exception) -> str:
-    """Why Elastic does not take a command line, in one line."""
+    """Return, in one line, the reason that Elastic does not take a command line."""
     if isinstance(refusal, ElasticError):
         return " ".join([refusal.message, *(refusal.hint or "").split("\n")]).rstrip()
     return refusal.format_message() if isinstance(refusal, click.ClickException) else str(refusal)

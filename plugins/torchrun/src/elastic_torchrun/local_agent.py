@@ -16,17 +16,10 @@ from elastic_core.incidents import Incident
 from elastic_torchrun import call
 from elastic_torchrun.foreign import registry
 from elastic_torchrun.launch import ChildFailedError, launch
-from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, read, warn
+from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, read, warn_no_effect
 from elastic_torchrun.process_failure import ProcessFailure
 
 __all__ = ["LocalElasticAgent", "RunResult", "WorkerSpec", "WorkerState"]
-
-_NO_EFFECT = {
-    "health_check_server": "an agent serves no health checks of that kind",
-    "uninterruptible_state_timeout": "a worker that cannot be killed is said, and its node leaves the job",
-    "master_addr": "where several nodes meet, each round finds the address of its rank 0",
-    "master_port": "where several nodes meet, each round has a free port, and meets no keys of an earlier one",
-}
 
 
 class WorkerState(str, enum.Enum):
@@ -181,7 +174,7 @@ class LocalElasticAgent:
             else:
                 of_spec = [name for name in ("master_addr", "master_port") if getattr(spec, name) is not None]
             for name in (*self._ignored, *of_spec):
-                warn(f"{name} has no effect: {_NO_EFFECT[name]}.")
+                warn_no_effect(name)
             try:
                 returned = launch(config, spec.entrypoint, tuple(spec.args))
             except ChildFailedError as exc:

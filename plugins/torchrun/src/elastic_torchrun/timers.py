@@ -14,10 +14,9 @@ import math
 import os
 import select
 import signal
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,78 +32,63 @@ from elastic_core.warden import Process, descendants, running_process, state_of,
 ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 PIPE = "TORCHELASTIC_TIMER_FILE"
 KERNEL_LIMIT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+_CHOSEN = f"Unset {PIPE}, and a place is chosen."
 LOOK_SECONDS = 1.0  # between two looks at the states of workers
-TIMERS_MAX = 4096
-"""Timers that are kept. Beyond that, those of processes that have ended are dropped, and then new ones."""
+TIMERS_MAX = 4096  # timers that a process can have at a time; further ones are ignored
 READ_MAX = 65536  # bytes that are read at once, the capacity of a pipe
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer that is set."""
+    """A timer that is set, or released."""
 
     pid: int
     scope: str
-    at: float  # when it expires, by the monotonic clock
+    at: float  # when it expires, by the monotonic clock; -inf to release it
     signum: int  # 0 to send no signal
 
 
+def parse_timer(line: bytes, now: float, time_of_day: float) -> Timer:
+    """Return the timer of one line of the pipe; ``now`` is by the monotonic clock.
+
+    The line is JSON; ``expiration_time`` is in seconds since the epoch, negative to release the timer.
+
+    Raises:
+        ValueError, OverflowError, RecursionError: It is no such line.
+    """
+    match json.loads(line):
+        case {"pid": int(pid), "scope_id": str(scope), "expiration_time": float() | int() as at, "signal": int(signum)}:
+            if pid > 0 and math.isfinite(at) and signum < signal.NSIG:
+                return Timer(pid, scope, -math.inf if at < 0 else now + at - time_of_day, max(0, signum))
+    raise ValueError(f"{line[:200]!r} is no timer")
+
+
 class Timers:
-    """The timers that are set, by process and scope: a newer one replaces an older one."""
+    """The timers that are set, by process and scope. A process is more than its pid, which a later one may have."""
 
     def __init__(self) -> None:
-        self._timers: dict[tuple[int, str], Timer] = {}
+        self._timers: dict[Process, dict[str, Timer]] = {}
 
-    def __len__(self) -> int:
-        return len(self._timers)
+    def take(self, process: Process, timer: Timer) -> None:
+        """Set or release a timer of a process; the first one of a process drops those of processes that have ended."""
+        if process not in self._timers:
+            self._timers = {other: held for other, held in self._timers.items() if running_process(other[0]) == other}
+        held = self._timers.setdefault(process, {})
+        held.pop(timer.scope, None)
+        if timer.at > -math.inf and len(held) < TIMERS_MAX:
+            held[timer.scope] = timer
 
-    def take(self, line: bytes, now: float, time_of_day: float) -> Timer | None:
-        """Set or release the timer that one line of the pipe names; return the timer if it is set.
+    def take_expired(self, now: float) -> dict[Process, Timer]:
+        """Remove the timers of each process of which one has expired; return the first of these, one with a signal."""
+        due = {process: [one for one in held.values() if one.at <= now] for process, held in self._timers.items()}
+        first = {process: min(held, key=lambda one: (one.signum == 0, one.at)) for process, held in due.items() if held}
+        self._timers = {process: held for process, held in self._timers.items() if process not in first}
+        return first
 
-        The line is JSON with ``pid``, ``scope_id``, ``expiration_time`` (seconds since the epoch, negative to
-        release) and ``signal``. ``now`` is by the monotonic clock.
-
-        Raises:
-            ValueError, OverflowError, RecursionError: It is no such line.
-        """
-        match json.loads(line):
-            case {
-                "pid": int(pid),
-                "scope_id": str(scope),
-                "expiration_time": float() | int() as at,
-                "signal": int(sig),
-            }:
-                if pid <= 0 or not math.isfinite(at) or sig >= signal.NSIG:
-                    raise ValueError(f"pid {pid}, expiration_time {at} or signal {sig} is out of range")
-                if at < 0:
-                    self._timers.pop((pid, scope), None)
-                    return None
-                timer = Timer(pid, scope, now + at - time_of_day, max(0, sig))
-                self._timers[pid, scope] = timer
-                return timer
-        raise ValueError("it lacks pid, scope_id, expiration_time or signal")
-
-    def drop(self, pids: Iterable[int]) -> None:
-        """Forget the timers of processes."""
-        gone = set(pids)
-        self._timers = {key: timer for key, timer in self._timers.items() if timer.pid not in gone}
-
-    def take_expired(self, now: float) -> list[Timer]:
-        """Remove the timers of all processes of which one has expired; return the first expired timer of each."""
-        first: dict[int, Timer] = {}
-        for timer in sorted(self._timers.values(), key=lambda timer: (timer.signum == 0, timer.at)):
-            if timer.at <= now:
-                first.setdefault(timer.pid, timer)
-        self.drop(first)
-        return list(first.values())
-
-    def next_at(self) -> float:
-        """Return when the next timer expires; infinity for none."""
-        return min((timer.at for timer in self._timers.values()), default=math.inf)
-
-    def pids(self) -> set[int]:
-        """Return the processes that have set timers."""
-        return {timer.pid for timer in self._timers.values()}
+    def due(self, now: float) -> float:
+        """Return in how many seconds the next timer expires; infinity for none."""
+        at = min((timer.at for held in self._timers.values() for timer in held.values()), default=math.inf)
+        return max(0.0, at - now)
 
 
 class Watchdog:
@@ -116,15 +100,11 @@ class Watchdog:
         self._path: Path | None = None
         self._pipe: int | None = None
         self._round: RunningRound | None = None
-        self._timers = Timers()
-        self._processes: dict[int, Process] = {}
-        """The processes that have set timers, since a pid may pass from a dead process to a new one."""
-        self._part = b""
+        self._timers, self._part = Timers(), b""  # and the beginning of a line
         self._waits_since: dict[int, float] = {}
         self._started = False
         self._lock = threading.Lock()  # held by whatever reads the pipe, or changes it
         self._closing = threading.Event()
-        self.ignored = 0  # how many lines were invalid
 
     @hookimpl
     def elastic_configure(self, config: RunConfig) -> None:
@@ -134,12 +114,8 @@ class Watchdog:
             UsageError: The limit is no number, or the named pipe is another agent's, no pipe, or cannot be made.
         """
         self._limit = kernel_limit(self._environ)
-        if self._environ.get(ENABLE) != "1" or not (path := self._environ.get(PIPE)):
-            return
-        if os.path.exists(path):
-            _check_abandoned(Path(path))
-        elif not os.access(os.path.dirname(path) or ".", os.W_OK):
-            raise UsageError(f"{PIPE}={path} cannot be made there.", hint=f"Unset {PIPE}, and a place is chosen.")
+        if self._environ.get(PIPE) and (path := pipe_path(self._environ, Path())) is not None:
+            _check_free(path)
 
     @hookimpl
     def elastic_round_starts(self, round: RunningRound) -> None:
@@ -152,7 +128,7 @@ class Watchdog:
         if path is not None and path != self._path:
             with self._lock:
                 self._remove_pipe()
-                self._timers, self._processes, self._part = Timers(), {}, b""
+                self._timers, self._part = Timers(), b""
                 self._path, self._pipe = path, _open(path)
 
     def start(self) -> None:
@@ -178,26 +154,23 @@ class Watchdog:
             os.close(self._pipe)
         self._path = self._pipe = None
 
-    def due(self) -> float:
-        """Return in how many seconds to look again, at the latest."""
-        return max(0.0, self._timers.next_at() - self._now())
-
     def _run(self) -> None:
         """Look whenever a timer is written or expires, and at the workers' states every second."""
         while not self._closing.is_set():
             with contextlib.suppress(OSError, ValueError):  # closed just now
                 pipe = self._pipe
-                select.select([] if pipe is None else [pipe], [], [], min(LOOK_SECONDS, self.due()))
+                select.select([] if pipe is None else [pipe], [], [], min(LOOK_SECONDS, self._timers.due(self._now())))
                 self.look()
 
     def look(self) -> None:
         """Read timers, send the signals of those that have expired, and look at the states of the workers."""
         with self._lock:
             self._read()
-            expired = self._take_expired()
+            expired = self._timers.take_expired(self._now())
         if (round := self._round) is None:
             return
-        for timer in expired:
+        ours = set(descendants(os.getpid())) if expired else ()
+        for timer in (timer for process, timer in expired.items() if process in ours):
             name = signal_name(timer.signum) if timer.signum else "no signal"
             scope = timer.scope[:200]
             message = f"the timer {scope!r} of process {timer.pid} has expired: it is sent {name}"
@@ -209,105 +182,62 @@ class Watchdog:
             self._fail_stuck(round, self._limit)
 
     def _read(self) -> None:
-        if self._pipe is not None:
-            with contextlib.suppress(BlockingIOError):
-                *lines, self._part = (self._part + os.read(self._pipe, READ_MAX)).split(b"\n")
-                self._part = self._part[-READ_MAX:]
-                for line in lines:
-                    self._take(line)
-
-    def _take_expired(self) -> list[Timer]:
-        """Return the timers that have expired, whose processes must be sent their signals."""
-        found, processes = self._timers.take_expired(self._now()), self._processes
-        if not found:
-            return []
-        self._processes = {pid: processes[pid] for pid in self._timers.pids()}
-        ours = set(descendants(os.getpid()))
-        return [timer for timer in found if processes[timer.pid] in ours]
+        if self._pipe is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            *lines, part = (self._part + os.read(self._pipe, READ_MAX)).split(b"\n")
+            self._part = part[-READ_MAX:]
+            for line in lines:
+                with contextlib.suppress(ValueError, OverflowError, RecursionError):  # it is no timer
+                    timer = parse_timer(line, self._now(), time.time())
+                    if (process := running_process(timer.pid)) is not None:
+                        self._timers.take(process, timer)
 
     def _fail_stuck(self, round: RunningRound, limit: float) -> None:
         """Fail workers that have waited in the kernel for too long, where SIGKILL does not reach them."""
         now = self._now()
-        waiting = {worker.pid: worker.rank for worker in round.workers if worker.is_running and worker.pid}
-        waiting = {pid: rank for pid, rank in waiting.items() if state_of(pid) == "D"}
-        self._waits_since = found = {pid: self._waits_since.get(pid, now) for pid in waiting}
-        for pid, since in found.items():
+        workers = {worker.pid: worker.rank for worker in round.workers if worker.is_running and worker.pid}
+        self._waits_since = {pid: self._waits_since.get(pid, now) for pid in workers if state_of(pid) == "D"}
+        for pid, since in self._waits_since.items():
             if now - since >= limit:
                 where = waits_in(pid) or "an unknown place"
-                round.fail(waiting[pid], f"has waited in the kernel, in {where}, for {now - since:.0f} s")
-
-    def _take(self, line: bytes) -> None:
-        now, time_of_day = self._now(), time.time()
-        try:
-            timer = self._timers.take(line, now, time_of_day)
-        except (ValueError, OverflowError, RecursionError):
-            self.ignored += 1
-            return
-        if timer is None:
-            return
-        process = running_process(timer.pid)
-        if process != self._processes.get(timer.pid, process) or process is None:
-            self._timers.drop([timer.pid])  # among them those of a dead process that had this number
-            if process is None:
-                return
-            self._timers.take(line, now, time_of_day)
-        self._processes[timer.pid] = process
-        if len(self._timers) > TIMERS_MAX:
-            self._timers.drop(pid for pid in self._timers.pids() if running_process(pid) != self._processes[pid])
-            if len(self._timers) > TIMERS_MAX:
-                self._timers.drop([timer.pid])
+                round.fail(workers[pid], f"has waited in the kernel, in {where}, for {now - since:.0f} s")
 
 
 def kernel_limit(environ: Mapping[str, str]) -> float | None:
-    """Return the seconds that a worker may wait in the kernel; None if the variable is not set, or not positive.
-
-    Raises:
-        UsageError: It is no number.
-    """
-    text = environ.get(KERNEL_LIMIT, "")
-    try:
-        seconds = float(text or 0)
-    except ValueError:
-        seconds = math.nan
-    if math.isnan(seconds):
-        raise UsageError(
-            f"{KERNEL_LIMIT}={text} is no number of seconds.", hint="Unset it, or set it to 0, for no limit."
-        )
-    return seconds if seconds > 0 else None
+    """Return the seconds that a worker may wait in the kernel, None for no limit; UsageError if they are no number."""
+    text = environ.get(KERNEL_LIMIT) or "0"
+    with contextlib.suppress(ValueError):
+        if not math.isnan(seconds := float(text)):
+            return seconds if seconds > 0 else None
+    raise UsageError(f"{KERNEL_LIMIT}={text} is no number of seconds.", hint="Unset it, or set it to 0, for no limit.")
 
 
 def pipe_path(environ: Mapping[str, str], directory: Path) -> Path | None:
     """Return the path of the named pipe; None if timers were not requested."""
-    if environ.get(ENABLE) != "1":
-        return None
-    return Path(environ.get(PIPE) or directory / "timers")
+    return Path(environ.get(PIPE) or directory / "timers") if environ.get(ENABLE) == "1" else None
 
 
 def _open(path: Path) -> int:
-    """Make the pipe and open it, in place of one without a reader.
-
-    It is opened for writing too, or there would be an end-of-file after each client.
-
-    Raises:
-        UsageError: The path is no pipe, the pipe has a reader, or it cannot be made.
-    """
+    """Make the pipe and open it, for writing too, so that no client ends the file; UsageError if it cannot be made."""
     try:
-        if path.exists():
-            _check_abandoned(path)
-            path.unlink()
+        _check_free(path)
+        path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
         return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as exc:
-        raise UsageError(
-            f"{PIPE}={path} cannot be made: {exc.strerror}.", hint=f"Unset {PIPE}, and a place is chosen."
-        ) from exc
+        raise UsageError(f"{PIPE}={path} cannot be made: {exc.strerror}.", hint=_CHOSEN) from exc
 
 
-def _check_abandoned(path: Path) -> None:
-    if not stat.S_ISFIFO(path.stat().st_mode):
+def _check_free(path: Path) -> None:
+    """Raise a UsageError if the path is no pipe, the pipe has a reader, or none can be made there."""
+    if not os.path.exists(path):
+        if not os.access(path.parent, os.W_OK):
+            raise UsageError(f"{PIPE}={path} cannot be made there.", hint=_CHOSEN)
+        return
+    if not path.is_fifo():
         raise UsageError(f"{PIPE}={path} is not a named pipe.", hint="Name a path that does not exist, or unset it.")
     with contextlib.suppress(OSError):  # ENXIO: it has no reader
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-        raise UsageError(
-            f"{PIPE}={path} is read by another agent.", hint="Name another path for each agent, or unset it."
-        )
+        hint = "Name another path for each agent, or unset it."
+        raise UsageError(f"{PIPE}={path} is read by another agent.", hint=hint)

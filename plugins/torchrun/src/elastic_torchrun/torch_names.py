@@ -22,7 +22,7 @@ _SERVER = {
 }
 _MULTIPROCESSING = {
     "elastic_torchrun.launch": "SignalException",
-    "elastic_torchrun.multiprocessing": "PContext RunProcsResult Std start_processes to_map",
+    "elastic_torchrun.multiprocessing": "Std to_map",
     "elastic_torchrun.process_failure": "ProcessFailure",
     f"{TORCHS}.multiprocessing": "DefaultLogsSpecs LogsDest LogsSpecs",
 }
@@ -51,7 +51,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "": {
         "elastic_torchrun.launch": _LAUNCH,
         "elastic_torchrun.local_agent": "LocalElasticAgent RunResult WorkerSpec WorkerState",
-        "elastic_torchrun.multiprocessing": "PContext RunProcsResult Std start_processes",
+        "elastic_torchrun.multiprocessing": "Std",
         "elastic_torchrun.process_failure": "ProcessFailure",
         "elastic_torchrun.rendezvous_api": "RendezvousHandler RendezvousInfo",
     },
@@ -95,13 +95,20 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 
 _NO_AGENT = "Elastic's agent has no base class; hooks take part in its work (docs/authors/writing_a_plugin.md)"
 _NO_WORKERS = "the agent's workers are its own; RunResult says how the run ended"
+_NO_PROCESSES = (
+    "a program that starts processes itself needs no agent; "
+    f"keep the import from {TORCHS}.multiprocessing, which works under elastic run"
+)
 LEFT_OUT = {
     "ElasticAgent": _NO_AGENT,
     "SimpleElasticAgent": _NO_AGENT,
     "Worker": _NO_WORKERS,
     "WorkerGroup": _NO_WORKERS,
-    "MultiprocessContext": "start_processes returns a PContext for functions too",
-    "SubprocessContext": "start_processes returns a PContext for commands too",
+    "start_processes": _NO_PROCESSES,
+    "PContext": _NO_PROCESSES,
+    "RunProcsResult": _NO_PROCESSES,
+    "MultiprocessContext": _NO_PROCESSES,
+    "SubprocessContext": _NO_PROCESSES,
     "config_from_args": "it returns torch's LaunchConfig, which Elastic does not take; call run(args)",
     "events": "elastic_core.events is Elastic's own, and torch's events are none of Elastic's agent",
 }

@@ -149,7 +149,7 @@ class TorchrunHandler(RendezvousHandler):
 
     @torchs_errors()
     def num_nodes_waiting(self) -> int:
-        """1 when the workers are to be stopped and the next round be asked for; else 0."""
+        """Return 1 if the workers are to be stopped and the next round be asked for; else 0."""
         with self._changed:
             self._check()
             if self._session is None or self._begun is None:
@@ -174,9 +174,9 @@ class TorchrunHandler(RendezvousHandler):
             close_run(self._store, info.node_id, f"torchrun's agent on {info} has given up", self._runtime)
 
     def shutdown(self) -> bool:
-        """Return the agent ends: with the job, if its workers have finished; else the job is closed as failed, for all.
+        """Leave the job if the workers here have finished, else close it as failed for all nodes.
 
-        Returns whether the store could be told. Called again, it does nothing and returns the same.
+        Returns True if the store could be written. A second call does nothing and returns the same.
         """
         if self._shut.is_set():
             return self._told
