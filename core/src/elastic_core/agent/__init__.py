@@ -28,10 +28,8 @@ from __future__ import annotations
 from elastic_core import names_of
 
 NAMES = {
-    "agent.directories": "make_log_dir remove_abandoned",
-    "agent.failure_cause": "Frame as_torchs error_file_data find_cause parse_frames recorded_cause",
-    "agent.output": "Output Routes WorkerStreams",
-    "agent.registration": "cpus_of_workers",
+    "agent.directories": "remove_abandoned",
+    "agent.failure_cause": "Frame as_torchs error_file_data parse_frames recorded_cause",
     "agent.report": "root_cause",
     "agent.start": "run",
 }

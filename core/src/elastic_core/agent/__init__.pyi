@@ -1,10 +1,8 @@
 # Made by docs/render_public.py.
 from typing import Any
 
-from elastic_core.agent.directories import make_log_dir as make_log_dir, remove_abandoned as remove_abandoned
-from elastic_core.agent.failure_cause import Frame as Frame, as_torchs as as_torchs, error_file_data as error_file_data, find_cause as find_cause, parse_frames as parse_frames, recorded_cause as recorded_cause
-from elastic_core.agent.output import Output as Output, Routes as Routes, WorkerStreams as WorkerStreams
-from elastic_core.agent.registration import cpus_of_workers as cpus_of_workers
+from elastic_core.agent.directories import remove_abandoned as remove_abandoned
+from elastic_core.agent.failure_cause import Frame as Frame, as_torchs as as_torchs, error_file_data as error_file_data, parse_frames as parse_frames, recorded_cause as recorded_cause
 from elastic_core.agent.report import root_cause as root_cause
 from elastic_core.agent.start import run as run
 
