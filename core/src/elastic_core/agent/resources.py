@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from elastic_core.agent import probing
 from elastic_core.agent.directories import log_directory, make_directories, marked
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.output import Output, Routes
@@ -77,6 +78,7 @@ class Resources:
     warden: Warden
     group: WorkerGroup
     look: Callable[[], Slots]  # returns which slots of this host are held (rule S8)
+    unreachable: probing.Unreachable = probing.unreachable  # probes the node's peers; the simulator has its own
     warden_watch: WardenWatch = field(default_factory=WardenWatch)
 
     def fence(self, seconds: float | None) -> None:

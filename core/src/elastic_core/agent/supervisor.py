@@ -77,7 +77,7 @@ class Supervisor:
         )
         self.session = Session(store, joined, node.runtime, calls)
         self._row = OwnRow(joined.row, applicant.info.slots, resources, self.session)
-        self._isolation = Isolation(applicant.info.node_id, self.session.look_up, node.runtime)
+        self._isolation = Isolation(applicant.info.node_id, self.session.look_up, node.runtime, resources.unreachable)
         ids = {applicant.info.node_id, *(former.node_id for former in applicant.former)}
         self._departure = Departure(self, ids, joined.drained)
         node.plugins.host_end.set_listener(lambda *said: loop.post(partial(self._departure.on_host_ends, *said)))
