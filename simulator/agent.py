@@ -122,7 +122,7 @@ class SimAgent:
         self.lineage.ids.add(node_id)
         self.interruption: Any = None
         """Ends the health checks early; None before they begin."""
-        self.lookout: Any = None
+        self.watch: Any = None
         self.command = programs.OWN if host.world.plan.has_programs else Command()
         """The program of its workers, as other nodes read it."""
         self.verdicts_before: int | None = None

@@ -57,8 +57,8 @@ def enter(
     if not plan.check_seconds or arrival is None:
         return join(store, applicant, runtime, arrival)
     agent.interruption = stop = runtime.event()
-    agent.lookout = lookout = LedgerWatch(store, applicant, runtime, arrival, tell=stop.set)
-    for node in lookout.former:
+    agent.watch = watch = LedgerWatch(store, applicant, runtime, arrival, tell=stop.set)
+    for node in watch.former:
         agent.lineage.ids.add(node.node_id)
         world.lineages[node.node_id] = agent.lineage
     announced: list[str] = []
@@ -68,7 +68,7 @@ def enter(
         stop.set()
 
     try:
-        lookout.wait_until_entered(1.0)
+        watch.wait_until_entered(1.0)
         agent.lineage.host_end.set_listener(announce_here)
         lasts, healthy = (
             plan.check_seconds * world.hub.random.random(),
@@ -82,23 +82,23 @@ def enter(
         if announced:
             world.count("L17 a notice ends a check")
             return 143, announced[0]
-        if (verdict := lookout.verdict()) is not None:
+        if (verdict := watch.verdict()) is not None:
             return verdict
-        lookout.stop()
-        if lookout.drained:
+        watch.stop()
+        if watch.drained:
             world.count("L17 a drain ends a check")
-            return 143, lookout.drained
+            return 143, watch.drained
         if not healthy:
             world.count("L17 a check fails")
             return ExitCode.UNHEALTHY, "a health check failed"
-        agent.former = lookout.former
-        joined = join(store, replace(applicant, former=lookout.former), runtime, arrival)
+        agent.former = watch.former
+        joined = join(store, replace(applicant, former=watch.former), runtime, arrival)
         if isinstance(joined, Joined) and joined.drained:
             world.count("L17 a node joins, and has been drained before")
         return joined
     finally:
         if not world.hub.over:
-            lookout.close()
+            watch.close()
 
 
 def note_drain(world: World, body: Drain) -> None:
@@ -137,7 +137,7 @@ def drain(world: World, host: Host, _fault: Fault | None = None) -> bool:
     info = NodeInfo(node_id=name, host=other.name, host_id=name, slot=0, local_world_size=0, role="", versions=versions)
     ids = {node_id for agent in host.living for node_id in (agent.node_id, *agent.lineage.ids)}
     row = Payload.of(NodeRow(info=info, drain=tuple(sorted(ids))))
-    checked = [agent for agent in host.living if agent.is_checked and agent.lookout._entered.is_set()]
+    checked = [agent for agent in host.living if agent.is_checked and agent.watch._entered.is_set()]
 
     def ask() -> None:
         with contextlib.suppress(RendezvousConnectionError):

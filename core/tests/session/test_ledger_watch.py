@@ -1,4 +1,4 @@
-"""The lookout's thread where the store keeps it waiting while it is to end."""
+"""The watch's thread where the store keeps it waiting while it is to end."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_a_connection_that_comes_after_the_end_leaves_no_row_and_no_error(
     memory, before = MemoryStore(), {*threading.enumerate()}
     store = SlowToConnect(memory, lost=lost)
     applicant = Applicant(info=info("b"), settings=settings(1, 2))
-    lookout = LedgerWatch(store, applicant, Runtime(new_id=lambda: "lookout"), Arrival(ORIGIN))
+    watch = LedgerWatch(store, applicant, Runtime(new_id=lambda: "watch"), Arrival(ORIGIN))
     [thread] = {*threading.enumerate()} - before
     assert store.asked.wait(PATIENCE)
-    lookout.close()
+    watch.close()
     store.answers.set()
     thread.join(PATIENCE)
     assert not thread.is_alive()
@@ -66,18 +66,18 @@ def test_the_host_of_an_embedded_store_knows_of_the_node_before_people_do() -> N
     memory = MemoryStore()
     store = SlowToConnect(memory, lost=False)
     store.embedded = True
-    lookout = LedgerWatch(
+    watch = LedgerWatch(
         store,
         Applicant(info=info("b"), settings=settings(1, 2)),
-        Runtime(new_id=lambda: "lookout"),
+        Runtime(new_id=lambda: "watch"),
         Arrival(ORIGIN),
     )
     assert store.asked.wait(PATIENCE)
     assert memory.rows == {}
     store.answers.set()
-    lookout.wait_until_entered(PATIENCE)
-    assert [*memory.rows] == ["lookout"]
-    lookout.close()
+    watch.wait_until_entered(PATIENCE)
+    assert [*memory.rows] == ["watch"]
+    watch.close()
     assert memory.rows == {}
 
 
@@ -94,14 +94,14 @@ def test_a_node_that_is_drained_says_in_its_row_that_it_leaves() -> None:
     applicant = Applicant(info=info("b"), settings=settings(1, 2), former=(FormerNode("before", ledger.head.index),))
     told = threading.Event()
     arrival = Arrival(follows.link, ledger.head.run, belongs=True)
-    lookout = LedgerWatch(store, applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
+    watch = LedgerWatch(store, applicant, Runtime(new_id=lambda: "watch"), arrival, tell=told.set)
     assert told.wait(PATIENCE)
-    assert lookout.drained == "asked"
-    assert lookout.verdict() is None
-    lookout.stop()
+    assert watch.drained == "asked"
+    assert watch.verdict() is None
+    watch.stop()
     (row,) = [decode_row(row.value) for row in store.roster()]
-    assert (row.info.node_id, row.run, row.head, row.leaving) == ("lookout", "", follows.index, True)
-    lookout.close()
+    assert (row.info.node_id, row.run, row.head, row.leaving) == ("watch", "", follows.index, True)
+    watch.close()
     assert store.roster() == []
 
 
@@ -112,20 +112,20 @@ def test_a_row_that_the_leader_has_removed_is_entered_again() -> None:
     store.append(ORIGIN, ledger.head.link, encode_entry(ledger.head))
     applicant = Applicant(info=info("b"), settings=settings(1, 2, beat_interval=0.05))
     arrival = Arrival(ledger.head.link, ledger.head.run, belongs=True)
-    lookout = LedgerWatch(LocalBackend(memory), applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
-    lookout.wait_until_entered(PATIENCE)
-    store.remove("lookout")
+    watch = LedgerWatch(LocalBackend(memory), applicant, Runtime(new_id=lambda: "watch"), arrival, tell=told.set)
+    watch.wait_until_entered(PATIENCE)
+    store.remove("watch")
     version = 0
-    while not (rows := store.roster(["lookout"])):
+    while not (rows := store.roster(["watch"])):
         version, before = store.wait(Cursor(1, version), roster=True, timeout=PATIENCE).roster, version
         assert version != before, "the row does not come back"
     assert decode_row(rows[0].value).head == ledger.head.index
-    drained = entry(ledger, Drain(nodes=("lookout",), why="asked"), at=1.0)
+    drained = entry(ledger, Drain(nodes=("watch",), why="asked"), at=1.0)
     assert store.append(ledger.head.link, drained.link, encode_entry(drained))
     assert told.wait(PATIENCE)
-    lookout.stop()
+    watch.stop()
     assert [decode_row(row.value).leaving for row in store.roster()] == [True]
-    lookout.close()
+    watch.close()
 
 
 class Counting(LocalBackend):
@@ -152,12 +152,12 @@ def test_the_row_of_a_former_node_is_removed_once() -> None:
     applicant = Applicant(info=info("b"), settings=settings(1, 2), former=(FormerNode("before", ledger.head.index),))
     arrival = Arrival(ledger.head.link, ledger.head.run, belongs=True)
     store.enter("before", encode_row(seen("before", node=info("before")).row))
-    lookout = LedgerWatch(store, applicant, Runtime(new_id=lambda: "lookout"), arrival, tell=told.set)
+    watch = LedgerWatch(store, applicant, Runtime(new_id=lambda: "watch"), arrival, tell=told.set)
     version = 0
     while store.roster(["before"]):
         version = store.wait(Cursor(1, version), roster=True, timeout=PATIENCE).roster
-    drained = entry(ledger, Drain(nodes=("lookout",), why="asked"), at=1.0)
+    drained = entry(ledger, Drain(nodes=("watch",), why="asked"), at=1.0)
     assert store.append(ledger.head.link, drained.link, encode_entry(drained))
     assert told.wait(PATIENCE)
-    lookout.close()
-    assert store.removed == ["before", "lookout"]
+    watch.close()
+    assert store.removed == ["before", "watch"]

@@ -97,12 +97,12 @@ class Newcomer:
     def pass_gates(self, entrance: ExitStack) -> Ending | None:
         """Wait for the checks of the plugins, and for the starter where a round is live (rule L17).
 
-        Meanwhile a lookout may learn that the run ends, or that the node is drained; ``entrance`` closes it.
+        Meanwhile a ledger watch may learn that the run ends, or that the node is drained; ``entrance`` closes it.
 
         Raises:
             UnhealthyNodeError: A check keeps this host out.
         """
-        launch, config, lookout = self._launch, self._launch.config, None
+        launch, config, watch = self._launch, self._launch.config, None
         starter, again = launch.warden.starter, launch.former is not None
         patience = config.timing.join_timeout if self._over_handler else math.inf
         gate = launch.plugins.join_gate(config, self.publish, patience)
@@ -114,23 +114,23 @@ class Newcomer:
         imports = starter is not None and arrival is not None and arrival.round > 0
         with closing(Interruption(leave_signals(config), launch.plugins.host_end)) as interruption:
             if arrival is not None and (takes_time or imports):
-                lookout = LedgerWatch(self._store, self._applicant, RUNTIME, arrival, tell=interruption.wake)
-                entrance.callback(lookout.close)
-                lookout.wait_until_entered(config.timing.beat_interval)
+                watch = LedgerWatch(self._store, self._applicant, RUNTIME, arrival, tell=interruption.wake)
+                entrance.callback(watch.close)
+                watch.wait_until_entered(config.timing.beat_interval)
             pass_gate(gate, interruption)
             if starter and arrival is not None and imports and not interruption.is_due():
                 self.publish(report.under_way(arrival, starter.imports))
                 self._heard = wait_for_starter(launch.warden, interruption)
         if (end := interruption.end) is not None:
             return report.leave(self.publish, end.code, end.why, None)
-        if lookout is None:
+        if watch is None:
             return None
-        if (verdict := lookout.verdict()) is not None:
+        if (verdict := watch.verdict()) is not None:
             return finish(self.publish, verdict, idle=report.TOO_LATE)
-        lookout.stop()
-        if lookout.drained:
-            return report.leave(self.publish, signalled(signal.SIGTERM), lookout.drained, None)
-        self._applicant = replace(self._applicant, former=lookout.former)
+        watch.stop()
+        if watch.drained:
+            return report.leave(self.publish, signalled(signal.SIGTERM), watch.drained, None)
+        self._applicant = replace(self._applicant, former=watch.former)
         return None
 
     def join(self) -> Joined | Ending:

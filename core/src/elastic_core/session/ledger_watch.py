@@ -48,7 +48,7 @@ class LedgerWatch:
         self._found: Closed | StoreLostError | None = None
         self._connection: RendezvousBackend | None = None
         self._stopping, self._entered = runtime.event(), runtime.event()
-        self._thread = runtime.thread(target=self._run, name="elastic-lookout", daemon=True)
+        self._thread = runtime.thread(target=self._run, name="elastic-ledger", daemon=True)
         self._thread.start()
 
     def wait_until_entered(self, timeout: float) -> None:
