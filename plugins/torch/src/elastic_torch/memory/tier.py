@@ -106,7 +106,7 @@ class MemoryTier:
         self._buffers.keep(stamp, snapshot.said, list(snapshot.views))
 
     def go_on(self, stamp: Stamp, state: State) -> None:
-        """All ranks have their state, wherever from: the end of restoring."""
+        """End the restoring: all ranks have their state, wherever from."""
         choice = self._choice if self._taken else None
         if choice is None and self._buffers.outlives:
             with contextlib.suppress(ResourceError):  # the first commit says that the agent keeps nothing

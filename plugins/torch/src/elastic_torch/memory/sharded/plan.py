@@ -79,7 +79,7 @@ class FoundState:
 
 
 def every(holdings: Sequence[Sequence[HeldPart]]) -> list[FoundState]:
-    """All states of which every part is somewhere, the newest first."""
+    """Return all states of which every part is somewhere, the newest first."""
     having: dict[tuple[Stamp, int], dict[int, list[int]]] = {}
     for present, held in enumerate(holdings):
         for holding in sorted(set(held)):
