@@ -88,7 +88,7 @@ class Stage:
     _quiet_until: float = 0.0
 
     def say(self, text: str) -> None:
-        """One line for the audience."""
+        """Print one line for the audience."""
         print(f"{time.monotonic() - self.began:6.1f} s  {text}", flush=True)
 
     # Nodes -----------------------------------------------------------------------------------------------------------
@@ -236,8 +236,7 @@ class Stage:
         return float(found["accuracy"])
 
     def audit(self) -> str:
-        """Return what the log of the samples that were trained on proves: that each was used once an epoch, whatever
-        happened.
+        """Return the line of ``elastic audit-data`` that proves that each sample was used once an epoch.
 
         Raises:
             DemoFailed: It was not.
@@ -317,7 +316,7 @@ def staged(backend: str, epochs: int) -> Iterator[tuple[Stage, Store]]:
 
 
 def perform(stage: Stage, backend: str, store: Store) -> float:
-    """Return the whole play; returns the test accuracy."""
+    """Perform the whole play; return the test accuracy."""
     # Both agents come within seconds of each other, and once both are here neither waits for more.
     conf = ",".join(filter(None, ["--rdzv_conf=last_call_timeout=20", store.conf]))
     flags = {"A": conf, "B": conf}

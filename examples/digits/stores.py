@@ -69,9 +69,7 @@ def store_for(backend: str, folder: Path) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def redis_under_sentinel(folder: Path) -> Iterator[Store]:
-    """Yield a Redis master, its replica, and a sentinel that makes the replica the master when the first one is
-    gone.
-    """
+    """Yield a Redis master, its replica, and a sentinel that makes the replica the master when that is gone."""
     import redis  # only here: whoever runs this demo over another store need not have it
 
     program = installed("redis-server", "redis-server")
@@ -108,7 +106,7 @@ def redis_under_sentinel(folder: Path) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def etcd_of_three(folder: Path) -> Iterator[Store]:
-    """Three members of one etcd cluster, which go on as long as two of them are there."""
+    """Yield three members of one etcd cluster, which go on as long as two of them are there."""
     program = installed("etcd", "etcd-server")
     ports, peers = free_ports(3), free_ports(3)
     urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -186,7 +184,7 @@ def installed(program: str, package: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports without a listener."""
+    """Return so many ports without a listener."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

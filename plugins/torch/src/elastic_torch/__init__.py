@@ -54,28 +54,24 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME: dict[str, str] = {
-    "Checkpoint": "elastic_torch.disk",
-    "CheckpointError": "elastic_torch.disk",
-    "CheckpointLoadError": "elastic_torch.disk",
-    "CheckpointRefusedError": "elastic_torch.disk",
-    "CheckpointSaveError": "elastic_torch.disk",
-    "Disk": "elastic_torch.disk",
-    "DiskTier": "elastic_torch.state.disk_tier",
-    "ElasticBatchSampler": "elastic_torch.data.batch_sampler",
-    "ElasticDistributedSampler": "elastic_torch.data.sampler",
-    "EpochNotReadError": "elastic_torch.data.step_counts",
-    "Restored": "elastic_torch.state.train_state",
-    "SeededDataset": "elastic_torch.data.seeded_dataset",
-    "Stamp": "elastic_torch.version",
-    "Tier": "elastic_torch.state.state_choice",
-    "TrainState": "elastic_torch.state.train_state",
-    "init_process_group": "elastic_torch.process_group",
-    "loss_weight": "elastic_torch.data.partition",
-    "record": "elastic_torch.error_file",
-    "should_checkpoint": "elastic_core.worker.graceful_stop",
+_NAMES = {
+    "elastic_core.worker": "should_checkpoint",
+    "elastic_torch.data.batch_sampler": "ElasticBatchSampler",
+    "elastic_torch.data.partition": "loss_weight",
+    "elastic_torch.data.sampler": "ElasticDistributedSampler",
+    "elastic_torch.data.seeded_dataset": "SeededDataset",
+    "elastic_torch.data.step_counts": "EpochNotReadError",
+    "elastic_torch.disk": "Checkpoint CheckpointError CheckpointLoadError CheckpointRefusedError CheckpointSaveError "
+    "Disk",
+    "elastic_torch.error_file": "record",
+    "elastic_torch.process_group": "init_process_group",
+    "elastic_torch.state.disk_tier": "DiskTier",
+    "elastic_torch.state.state_choice": "Tier",
+    "elastic_torch.state.train_state": "Restored TrainState",
+    "elastic_torch.version": "Stamp",
 }
-"""The module of each public name."""
+"""The public names of each module."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(["__version__", *_HOME])  # noqa: PLE0605
 

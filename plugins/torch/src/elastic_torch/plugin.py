@@ -15,7 +15,7 @@ elastic_hookspec_major = 2
 
 @hookimpl
 def elastic_train_state() -> type[TrainingState]:
-    """``elastic_torch.TrainState``."""
+    """Return ``elastic_torch.TrainState``."""
     from elastic_torch.state.train_state import TrainState
 
     return TrainState
@@ -23,7 +23,7 @@ def elastic_train_state() -> type[TrainingState]:
 
 @hookimpl
 def elastic_init_process_group() -> Callable[..., None]:
-    """``elastic_torch.init_process_group``."""
+    """Return ``elastic_torch.init_process_group``."""
     from elastic_torch.process_group import init_process_group
 
     return init_process_group

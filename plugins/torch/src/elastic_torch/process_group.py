@@ -60,7 +60,7 @@ def init_process_group(backend: str | None = None, *, timeout: timedelta | float
 
 
 def device_index(environ: Mapping[str, str], count: int) -> int:
-    """Which of the ``count`` GPUs that it sees is a worker's: that of its local rank, or the only one.
+    """Return a worker's GPU among the ``count`` that it sees: that of its local rank, or the only one.
 
     Raises:
         UsageError: There is none for it.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,17 +37,12 @@ class Place:
 
     @classmethod
     def found(cls, environ: Mapping[str, str] = os.environ) -> Place:
-        """From the environment; outside of a launcher, that of a run that has one worker."""
+        """Return the place in the environment; outside of a launcher, that of a run of one worker."""
         return cls(
             run=environ.get("ELASTIC_RUN_UID") or environ.get("TORCHELASTIC_RUN_ID", ""),
             round=int(environ.get("ELASTIC_ROUND") or environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             local_rank=int(environ.get("ELASTIC_LOCAL_RANK") or environ.get("LOCAL_RANK", "0")),
         )
-
-
-def digest(run: str) -> int:
-    """Return a run's uid as a number below 2 ** 32, to be compared."""
-    return zlib.crc32(run.encode())
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,9 +63,7 @@ class Position:
 
 
 def parse(folder: str) -> Position | None:
-    """Return the position that a folder's name says (on URLs a random suffix follows it), or None for any other
-    name.
-    """
+    """Return the position in a folder's name (on URLs a random suffix follows it); None for any other name."""
     found = _FOLDER.fullmatch(folder)
     return None if found is None else Position(*(int(found[i]) for i in (2, 3, 4)))
 

@@ -13,9 +13,8 @@ import torch
 
 from elastic_core.errors import ResourceError, UsageError
 from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
-from elastic_torch.memory import snapshot
+from elastic_torch.memory import notes, snapshot
 from elastic_torch.memory.buffers import Buffers
-from elastic_torch.memory.start_mark import StartMark
 from elastic_torch.memory.tier import MemoryTier
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import take_apart
@@ -192,9 +191,9 @@ def test_the_snapshot_of_a_round_that_ended_in_its_first_commit_is_dropped() -> 
         first = MemoryTier(Buffers("train", 0), Two())
         assert first.meet() is None
         first.go_on(Stamp(round_, 0), partial(state, 0))
-        assert StartMark("train/0").round() == round_
+        assert notes.read("train/0/began") == b"%d" % round_
         first.keep(Stamp(round_, 1), partial(state, 1))
-        assert StartMark("train/0").round() is None
+        assert notes.read("train/0/began") is None
         assert Buffers("train", 0).stamps() == (Stamp(round_, 1),), "and none of a round before"
     first.keep(Stamp(2, 2), partial(state, 2))
     round_ = 3

@@ -1,5 +1,4 @@
-"""The elastic sampler, and the audit that each sample was used once. Nothing is imported here: the audit needs no
-torch.
+"""The elastic sampler, and the audit of the samples that were used. Nothing is imported here: the audit needs no torch.
 
 * ``sampler``: the sampler, whose arguments ``sampler_checks`` checks; ``batch_sampler``: the same, step by step.
   ``permutation``: the order of an epoch.

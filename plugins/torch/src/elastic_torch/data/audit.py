@@ -40,7 +40,7 @@ class Step:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Step:
-        """From JSON, where other keys may stand beside.
+        """Return a step from JSON, which may have other keys too.
 
         Raises:
             ValueError: A fact is missing, of another type, or cannot be; says which.
@@ -86,7 +86,7 @@ class AuditLog:
         self._write({**asdict(step), "own": [own.start, own.stop]})
 
     def resumption(self, *, step: int, epoch: int, cursor: int, previous: Step | None) -> None:
-        """Training goes on with ``step`` at place ``cursor`` of ``epoch``, after ``previous``."""
+        """Record that training goes on with ``step`` at place ``cursor`` of ``epoch``, after ``previous``."""
         before = None if previous is None else asdict(previous)
         self._write({"resumed": {"step": step, "epoch": epoch, "start": cursor, "previous": before}})
 

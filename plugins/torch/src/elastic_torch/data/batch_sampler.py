@@ -53,5 +53,5 @@ class ElasticBatchSampler(BatchSampler):
         return self.sampler.steps_left
 
     def set_epoch(self, epoch: int, start_index: int | None = None) -> None:
-        """As the sampler's, for frameworks that look for it here."""
+        """Set the sampler's epoch, for frameworks that look for this method here."""
         self.sampler.set_epoch(epoch, start_index)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -16,21 +17,17 @@ from elastic_torch.data.sampler import ElasticDistributedSampler
 _T = TypeVar("_T")
 
 
-def length(loader: Iterable[object]) -> int | None:
-    """Return the number of batches, where the loader knows it."""
-    try:
-        return len(loader)  # type: ignore[arg-type]  # it may have one
-    except (TypeError, NotImplementedError, AttributeError):
-        return None
-
-
 def left(loader: Iterable[object], sampler: object) -> int | None:
     """Return the number of batches of the epoch that are left, where loader or sampler know.
 
     A loader's length is that of the whole epoch; a sampler that knows how far it is may have ``steps_left``.
     """
-    whole, steps = length(loader), getattr(sampler, "steps_left", None)
-    return whole if whole is None or not isinstance(steps, int) else min(whole, steps)
+    try:
+        whole = len(loader)  # type: ignore[arg-type]  # it may have one
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+    steps = getattr(sampler, "steps_left", None)
+    return min(whole, steps) if isinstance(steps, int) else whole
 
 
 def check_sampler(loader: object, sampler: object, epoch: int) -> None:
@@ -61,23 +58,21 @@ def check_epoch(sampler: object, epoch: int) -> None:
         )
 
 
-class Held:
+@contextlib.contextmanager
+def held(sampler: object) -> Iterator[None]:
     """Draw within this: an elastic sampler stays in its epoch.
 
     Fabric's and Accelerate's loaders set it, when they begin, to the number of epochs that this process has begun:
     after a restart that is another one than the epoch in progress.
     """
-
-    def __init__(self, sampler: object) -> None:
-        self._sampler = sampler if isinstance(sampler, ElasticDistributedSampler) else None
-
-    def __enter__(self) -> None:
-        if self._sampler is not None:
-            self._sampler.is_driven = self._sampler.epoch_is_held = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._sampler is not None:
-            self._sampler.epoch_is_held = False
+    if not isinstance(sampler, ElasticDistributedSampler):
+        yield
+        return
+    sampler.is_driven = sampler.epoch_is_held = True
+    try:
+        yield
+    finally:
+        sampler.epoch_is_held = False
 
 
 def drawn(iterator: Iterator[_T], sampler: object, epoch: int) -> Iterator[_T]:
@@ -87,15 +82,14 @@ def drawn(iterator: Iterator[_T], sampler: object, epoch: int) -> Iterator[_T]:
         UsageError: The sampler is in another epoch by now.
         EpochNotReadError: The loader has ended, and did not give all that was drawn for it.
     """
-    holding = Held(sampler)
+    end = object()
     while True:
-        try:
-            with holding:
-                batch = next(iterator)
-        except StopIteration:
+        with held(sampler):
+            batch = next(iterator, end)
+        if batch is end:
             break
         check_epoch(sampler, epoch)
-        yield batch
+        yield cast(_T, batch)
     if isinstance(sampler, ElasticDistributedSampler):
         sampler.check_read(ended=True)
 
@@ -108,8 +102,8 @@ def is_stateful(thing: object) -> TypeGuard[DataLoader[Any]]:
 def counts_twice(thing: object) -> bool:
     """Return True if it is a loader of a dataset without a state that can only be iterated.
 
-    torchdata fast-forwards such a one, and then its state counts what was drawn for that once more (0.11). It is drawn
-    anew from the epoch's beginning, as a loader without a state is.
+    torchdata 0.11 counts the fast-forwarded samples twice in such a loader's state. So the loader is drawn anew from
+    the epoch's beginning, as a loader without a state is.
     """
     return (
         is_stateful(thing)

@@ -62,9 +62,7 @@ class Order:
         return np.frombuffer(hashlib.shake_256(text.encode()).digest(8 * ROUNDS), dtype="<u8").astype(np.uint64)
 
     def _network(self, words: Words) -> Words:
-        """Return a bijection of all words of as many bits as a place has: each half is changed by what the other one
-        says.
-        """
+        """Return a bijection of all words of as many bits as a place has; each half is changed by the other one."""
         bits = max(2, (self.length - 1).bit_length())
         low_bits = np.uint64(bits - bits // 2)
         low_mask, high_mask = (np.uint64((1 << size) - 1) for size in (bits - bits // 2, bits // 2))
@@ -76,7 +74,7 @@ class Order:
 
 
 def _mixed(words: Words) -> Words:
-    """Each bit of the result depends on every bit of the word (SplitMix64's finalizer); changes ``words``."""
+    """Return words of which each bit depends on every bit before (SplitMix64's finalizer); changes ``words``."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)

@@ -305,9 +305,7 @@ class ElasticDistributedSampler(Sampler[int]):
             world_size=self.num_replicas,
             global_batch_size=self.global_batch_size,
             drop_last=self.drop_last,
-            length=self._length,
-            seed=self.seed,
-            order=self._order_name,
+            **self._order_facts(),
         )
         if self._log is not None:
             self._begin_log()
@@ -363,9 +361,7 @@ class ElasticDistributedSampler(Sampler[int]):
             "epoch": self._epoch,
             "cursor": self._cursor,
             "step": self._step,
-            "length": self._length,
-            "seed": self.seed,
-            "order": self._order_name,
+            **self._order_facts(),
             "previous": None if self._previous is None else asdict(self._previous),
         }
 
@@ -379,7 +375,7 @@ class ElasticDistributedSampler(Sampler[int]):
             ValueError: It is of another dataset, seed or order, in which the position means other samples; or it is no
                 state of a sampler.
         """
-        epoch, cursor, step, previous = check_state(state, self._mine())
+        epoch, cursor, step, previous = check_state(state, self._order_facts())
         self._epoch, self._cursor, self._step, self._previous = epoch, cursor, step, previous
         self._handed_out = cursor
         self._reading = Reading(self.num_replicas)
@@ -387,12 +383,9 @@ class ElasticDistributedSampler(Sampler[int]):
         if self._log is not None:
             self._begin_log()
 
-    def _mine(self) -> dict[str, Any]:
-        return {"length": self._length, "seed": self.seed, "order": self._order_name}
-
-    @property
-    def _order_name(self) -> str:
-        return Order(self._length, self.seed, 0, self.shuffle).name
+    def _order_facts(self) -> dict[str, Any]:
+        order = Order(self._length, self.seed, 0, self.shuffle).name
+        return {"length": self._length, "seed": self.seed, "order": order}
 
     def _check_counts_steps(self, method: str) -> None:
         if not self._counts_steps:

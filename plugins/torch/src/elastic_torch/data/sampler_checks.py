@@ -27,8 +27,7 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def start_in(start_index: int, length: int) -> int:
-    """Return a place in an epoch of ``length`` samples; its end for what is greater, as a count that includes fillers
-    can be.
+    """Return a place in an epoch of ``length`` samples; its end for a greater one, such as a count with fillers.
 
     Raises:
         ValueError: It is negative.
@@ -40,9 +39,7 @@ def start_in(start_index: int, length: int) -> int:
 
 
 def rank_or_else(given: int | None, variable: str, in_group: Callable[[], int], alone: int) -> int:
-    """Return what is given; else what the process group says, then what the launcher's variable says, then
-    ``alone``.
-    """
+    """Return the first that is there of ``given``, the process group's, the launcher's variable, and ``alone``."""
     if given is not None:
         return operator.index(given)
     if dist.is_available() and dist.is_initialized():
@@ -71,7 +68,7 @@ def step_size(global_batch_size: int | None, batch_size: int | None, ranks: int)
 
 
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int, int, int, Step | None]:
-    """Epoch, cursor, steps and the newest step of a saved state.
+    """Return epoch, cursor, steps and the newest step of a saved state.
 
     Raises:
         ValueError: It is none, or one of another order than ``mine``.

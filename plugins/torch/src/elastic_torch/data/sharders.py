@@ -69,8 +69,7 @@ def refuse_callers(goal: _Goal) -> None:
         frame = frame.f_back
 
 
-def refused(by: str, ranks: int, package: str) -> UsageError:
-    """Return the error for a class of a package that shards among so many ranks."""
+def _refused(by: str, ranks: int, package: str) -> UsageError:
     what = (
         f"The loader of the ElasticDistributedSampler is sharded once more, by {by} of {package} among {ranks} ranks: "
         f"the sampler gives each rank its part already, and {ranks - 1} of {ranks} samples would be used by none."
@@ -99,7 +98,7 @@ def _refuse(thing: object, goal: _Goal) -> None:
         if _leads(attributes.get("dataset"), goal):
             ranks = attributes.get("num_replicas", 1)
     if ranks > 1:
-        raise refused(type(thing).__name__, ranks, package_of(thing))
+        raise _refused(type(thing).__name__, ranks, package_of(thing))
 
 
 def _leads(root: object, goal: _Goal, *, past_sharders: bool = True) -> bool:

@@ -56,7 +56,7 @@ class Holding:
 
 
 def positions(storage: Storage) -> list[tuple[Position, str]]:
-    """Every checkpoint's position and folder, newest first; those of one position in the order of their names."""
+    """Return every checkpoint's position and folder, newest first; those of one position by their names."""
     found = [(position, folder) for folder in storage.folders() if (position := parse(folder)) is not None]
     return sorted(sorted(found, key=lambda item: item[1]), key=lambda item: item[0], reverse=True)
 
@@ -70,8 +70,7 @@ def point(storage: Storage) -> None:
 
 
 def holdings(storage: Storage, retry: Retry = ONCE) -> tuple[list[Holding], list[Damage]]:
-    """Return every checkpoint whose manifest can be read, newest first, looked at without reading its data; and what is
-    wrong with these and with the others.
+    """Return every checkpoint with a readable manifest, newest first, and all damage seen without reading the data.
 
     Raises:
         OSError: The directory cannot be listed.
@@ -200,7 +199,7 @@ def sweep(storage: Storage, turn: tuple[int, int]) -> None:
 
 
 def stale(folders: Iterable[str], turn: tuple[int, int]) -> list[str]:
-    """Of unfinished folders those of turns before this one, and what was being removed. Pure."""
+    """Return the unfinished folders of turns before this one, and those that were being removed. Pure."""
     found = []
     for folder in folders:
         removing = folder.startswith(REMOVING)

@@ -43,13 +43,12 @@ class PeerFailedError(Exception):
 class Collective:
     """Some ranks of the job, or this process alone.
 
-    ``ranks`` are global, in order; the first one leads. Only one thread uses the ``group``; None for a process
-    alone.
+    ``ranks`` are global, in order; the first one leads. Only one thread uses the ``group``, which a single rank lacks.
     """
 
     def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup | None, rank: int) -> None:
         self.ranks = tuple(ranks)
-        self.group = group
+        self.group = group if len(self.ranks) > 1 else None
         self.place = self.ranks.index(rank)  # this process' place in the collective, from 0
 
     @property
@@ -64,7 +63,7 @@ class Collective:
 
     def gather(self, value: T) -> list[T]:
         """Give each rank the values of all ranks, in the order of ranks."""
-        if self.group is None or self.size == 1:
+        if self.group is None:
             return [value]
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self.group)
@@ -83,7 +82,7 @@ class Collective:
     def collect(self, act: Callable[[], T]) -> list[T]:
         """Call a function on each rank; the first rank gets all results. Raises what :meth:`agree` does."""
         outcome = _try(act)
-        if self.group is None or self.size == 1:
+        if self.group is None:
             return self._all_well([outcome], outcome)
         found: list[Any] = [None] * self.size
         dist.gather_object(outcome, found if self.leads else None, dst=self.ranks[0], group=self.group)
@@ -95,7 +94,7 @@ class Collective:
         """Call a function on the first rank; each rank gets its result. Raises what :meth:`agree` does."""
         outcome = _try(act) if self.leads else None
         box = [outcome]
-        if self.group is not None and self.size > 1:
+        if self.group is not None:
             dist.broadcast_object_list(box, src=self.ranks[0], group=self.group)
         return cast(T, self._all_well(box, outcome)[0])
 
@@ -103,7 +102,7 @@ class Collective:
         """Call a function on the first rank; each rank gets its item of the result. Raises what :meth:`agree` does."""
         made: list[T] = []
         self.lead(lambda: made.extend(act()))
-        if self.group is None or self.size == 1:
+        if self.group is None:
             return made[0]
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, made if self.leads else None, src=self.ranks[0], group=self.group)
@@ -111,19 +110,18 @@ class Collective:
 
     def _all_well(self, outcomes: Sequence[Any], mine: Any) -> list[Any]:
         failures = {self.ranks[i]: item for i, item in enumerate(outcomes) if isinstance(item, _Failure)}
-        failed = {rank: item.error for rank, item in failures.items()}
-        if not failed:
+        if not failures:
             return list(outcomes)
+        for item in failures.values():
+            if isinstance(item.error, CheckpointError):
+                raise item.error
+        text = "; ".join(f"rank {rank}: {_line(item.error)}" for rank, item in failures.items())
         cause = mine.error if isinstance(mine, _Failure) else None
-        for error in failed.values():
-            if isinstance(error, CheckpointError):
-                raise error
-        text = "; ".join(f"rank {rank}: {_line(error)}" for rank, error in failed.items())
         raise PeerFailedError(text, frozenset(item.code for item in failures.values())) from cause
 
     def send(self, data: torch.Tensor, source: int) -> None:
         """Broadcast from the rank at this place: into a tensor of uint8 that has the same length on all ranks."""
-        if self.group is not None and self.size > 1:
+        if self.group is not None:
             dist.broadcast(data, src=self.ranks[source], group=self.group)
 
 
@@ -140,9 +138,7 @@ def _line(error: Exception) -> str:
 
 
 def collective_of(ranks: Sequence[int] | None) -> Collective:
-    """Return a collective of these global ranks, or of this process alone. Collective: all of them call it, in one
-    order.
-    """
+    """Return a collective of these global ranks, which all call this in one order; or of this process alone."""
     if ranks is None:
         return Collective([0], None, 0)
     group = dist.new_group(list(ranks), timeout=TIMEOUT, backend="gloo", use_local_synchronization=True)

@@ -83,29 +83,17 @@ class _Files(FileSystemBase):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        del checkpoint_id
         return True
 
 
 _METADATA_NAMES = {
-    *(
-        ("torch.distributed.checkpoint.metadata", name)
-        for name in (
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
+    "torch": "Size",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.distributed.checkpoint.metadata": "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex "
+    "StorageMeta TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING",
+    "torch.serialization": "_get_layout",
 }
-"""The classes in the metadata of torch 2.13, by module and name, besides data types."""
+"""The classes in the metadata of torch 2.13, by module, besides data types."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -113,9 +101,8 @@ class _MetadataUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class of torch's metadata, or one that a size, a data type or a place in a file is made of."""
-        if (module, name) in _METADATA_NAMES or (
-            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        ):
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or name in _METADATA_NAMES.get(module, "").split():
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{METADATA} holds {module}.{name}, which no metadata of torch has")
 

@@ -112,7 +112,11 @@ class Disk:
         except PeerFailedError as error:
             lasting = (None in error.codes or not error.codes.isdisjoint(_LASTING)) and not _is_restart(environ)
             if read_only or lasting:
-                raise _unusable(directory, error) from error
+                raise CheckpointSaveError(
+                    f"No checkpoints can be kept in {os.fspath(directory)}: {error}.",
+                    hint="Name a directory that can be made and written to on every node. To load only: "
+                    "Disk(..., read_only=True).",
+                ) from error
             self._warn("Nothing can be saved in %s for now: %s. Each save tries again.", self._storage.root, error)
         self._counters = Counters(failures=0, seconds=0.0)
         self._writer = Writer()
@@ -167,11 +171,14 @@ class Disk:
                 hint="Count the steps of the whole training. Of two states each has a Disk and a directory of its own.",
             )
         began = time.monotonic()
-        if (refusal := self._enter_again(step)) is not None:
+        try:
+            self._enter_again(step)
+        except CheckpointError as error:
+            self._warn("%s", error)
             self._last = step
             self._schedule.saved(time.monotonic() - began)
             self._schedule.failed(time.monotonic() - began)
-            return refusal
+            return self._writer.refuse(error)
         copied = self._writer.copy(state_dict)
         self._last = step
         self._schedule.saved(time.monotonic() - began)
@@ -179,24 +186,17 @@ class Disk:
         position = Position(self.run, self._me.round, step)
         return self._writer.submit(lambda: self._write(position, copied, counters), copied)
 
-    def _enter_again(self, step: int) -> Future[Checkpoint] | None:
+    def _enter_again(self, step: int) -> None:
         if self._ownership.saver is not None:
-            return None
-        failed: CheckpointError
+            return
         try:
             self._ownership.take()
-        except CheckpointError as error:
-            failed = error
         except PeerFailedError as error:
-            failed = CheckpointSaveError(
+            raise CheckpointSaveError(
                 f"The checkpoint of step {step} was not saved in {self._storage.root}: {error}.",
                 hint="Training goes on, and the next checkpoint is tried as usual.",
-            )
-        else:
-            self._warn("%s can be used again: checkpoints are saved from here on.", self._storage.root)
-            return None
-        self._warn("%s", failed)
-        return self._writer.refuse(failed)
+            ) from error
+        self._warn("%s can be used again: checkpoints are saved from here on.", self._storage.root)
 
     def _write(self, position: Position, state: dict[str, Any], counters: Counters) -> Checkpoint:
         began = time.monotonic()
@@ -356,13 +356,6 @@ class Disk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _unusable(directory: str | os.PathLike[str], error: PeerFailedError) -> CheckpointSaveError:
-    return CheckpointSaveError(
-        f"No checkpoints can be kept in {os.fspath(directory)}: {error}.",
-        hint="Name a directory that can be made and written to on every node. To load only: Disk(..., read_only=True).",
-    )
 
 
 def _distributed() -> bool:

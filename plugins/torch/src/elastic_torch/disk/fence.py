@@ -91,7 +91,7 @@ def refusal(root: str, turn: tuple[int, int], newer: Claim) -> CheckpointRefused
 
 
 def read_claims(storage: Storage) -> list[Claim]:
-    """Every run's newest claim, and what the checkpoints' names say: they count even where the claims are gone.
+    """Return every run's newest claim, and those that checkpoints' names imply, which count without claims too.
 
     A run has a claim for each of its rounds, and they are thousands: one is read, the newest that is not damaged.
     """
@@ -117,7 +117,7 @@ def _saved(storage: Storage) -> set[tuple[int, int]]:
 
 
 def refuse_beside_the_living(storage: Storage, newest: Claim) -> None:
-    """Another run must not take over from one that is alive.
+    """Refuse to take over from another run that is alive.
 
     Raises:
         CheckpointRefusedError: It is; names it.
@@ -157,7 +157,7 @@ def check_turn(storage: Storage, position: Position) -> None:
 
 
 def _content(storage: Storage, path: str) -> tuple[str, str]:
-    """Uid and name in a claim; nothing of one that was damaged or is gone: its name still counts.
+    """Return the uid and the name in a claim; empty ones if it was damaged or is gone: its name still counts.
 
     Raises:
         OSError: It cannot be read. To take it for another run's would be to go on under another number.

@@ -105,9 +105,7 @@ class Loader:
         return listed, damage
 
     def _verified(self, holdings: dict[int, Holding], damage: list[Damage], retry: Retry) -> dict[int, Holding]:
-        """Return the holdings without the files whose checksums are wrong; each rank reads a part of its
-        directory's.
-        """
+        """Return the holdings without files of a wrong checksum; each rank reads a part of its directory's files."""
         mine = holdings.get(self.shared_dirs.mine)
         wrong: dict[str, Damage] = {}
         if mine is not None:

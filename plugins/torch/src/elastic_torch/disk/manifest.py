@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 
 from elastic_torch.version import Position
 
@@ -68,17 +68,14 @@ def encode(manifest: Manifest) -> bytes:
     """Return the manifest as its file's contents."""
     body = {
         "format": FORMAT,
-        "run": manifest.position.run,
-        "round": manifest.position.round,
-        "step": manifest.position.step,
+        **asdict(manifest.position),
         "run_uid": manifest.run_uid,
         "save_id": manifest.save_id,
         "saved_by": manifest.who,
         "lineage": manifest.lineage,
         "scattered": manifest.scattered,
-        "failures": manifest.counters.failures,
-        "seconds": manifest.counters.seconds,
-        "files": {name: [file.size, file.sha256] for name, file in sorted(manifest.files.items())},
+        **asdict(manifest.counters),
+        "files": {name: astuple(file) for name, file in sorted(manifest.files.items())},
     }
     return (json.dumps(body | {"sha256": _digest(body)}, indent=1) + "\n").encode()
 

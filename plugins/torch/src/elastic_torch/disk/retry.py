@@ -146,7 +146,7 @@ def opened(storage: Storage, path: str, retry: Retry, *, checked: bool = False) 
 
 
 def as_os_error(act: Callable[[], T]) -> T:
-    """Errors of a file system that has classes of its own (object stores) are read errors, too."""
+    """Return the result of ``act``; raise the own errors of a file system (object stores have some) as OSError."""
     try:
         return act()
     except OSError:

@@ -118,7 +118,7 @@ class Schedule:
 
 
 def daly_interval(cost: float, mtbf: float) -> float:
-    """Daly's interval of computing between checkpoints, in seconds: his equation (37).
+    """Return Daly's interval of computing between checkpoints, in seconds: his equation (37).
 
     ``mtbf`` is the mean time between failures of the whole job, in seconds, as ``cost`` is.
 
@@ -136,7 +136,7 @@ def daly_interval(cost: float, mtbf: float) -> float:
 
 
 def mean_time_between_failures(assumed: float, failures: int, exposure: float) -> float:
-    """Seconds between failures: what was assumed, outweighed by what is observed (a gamma prior worth one failure).
+    """Return seconds between failures: as assumed, outweighed by observations (a gamma prior worth one failure).
 
     ``failures`` were seen in ``exposure`` seconds of training.
     """

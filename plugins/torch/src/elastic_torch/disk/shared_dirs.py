@@ -28,9 +28,8 @@ class SharedDirs:
 
 def unknown(collective: Collective, storage: Storage) -> SharedDirs:
     """Return what holds without a test: each rank sees another directory; at a URL all see the same one."""
-    if not isinstance(storage, LocalStorage):
-        return SharedDirs((tuple(range(collective.size)),), 0, collective.leads)
-    return SharedDirs(tuple((place,) for place in range(collective.size)), collective.place, True)
+    sights = range(collective.size) if isinstance(storage, LocalStorage) else [0] * collective.size
+    return shared_dirs_of(sights, collective.place)
 
 
 def discover(collective: Collective, storage: Storage, *, read_only: bool = False) -> SharedDirs:

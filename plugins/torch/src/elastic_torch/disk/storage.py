@@ -60,7 +60,7 @@ class Sink(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Bytes written."""
+        """Return the bytes written."""
         return self._size
 
     def write(self, data: Buffer, /) -> int:
@@ -132,7 +132,7 @@ class LocalStorage:
             return []
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file; None where there is none."""
+        """Return the bytes of a file; None if there is no file."""
         try:
             return os.stat(self._root / path).st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -299,14 +299,14 @@ class LocalStorage:
     def guard(self) -> Iterator[bool]:
         """Lock ``latest`` meanwhile. False: there are no locks here, or another process does not release it."""
         with _IN_PROCESS, open(self._root / ".lock", "ab") as file:
-            yield _lock(file, fcntl.LOCK_EX, PATIENCE)
+            yield _lock(file, fcntl.LOCK_EX)
 
     def hold(self, path: str) -> contextlib.ExitStack:
         """Show that this process lives, until it dies or the stack is closed."""
         # Not flock: its locks go on in a forked data loader. These end with the process, whatever it leaves behind.
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(open(self._root / path, "a+b"))
-            _lock(file, fcntl.LOCK_SH, PATIENCE)
+            _lock(file, fcntl.LOCK_SH)
             return stack.pop_all()
 
     def held(self, path: str) -> bool:
@@ -316,12 +316,12 @@ class LocalStorage:
         except FileNotFoundError:
             return False
         with file:
-            return not _lock(file, fcntl.LOCK_EX, PATIENCE, unknown=True)
+            return not _lock(file, fcntl.LOCK_EX, unknown=True)
 
 
-def _lock(file: IO[Any], how: int, patience: float, *, unknown: bool = False) -> bool:
-    """Take a lock within ``patience`` seconds; ``unknown`` where the filesystem has none. Closing the file drops it."""
-    end = time.monotonic() + patience
+def _lock(file: IO[Any], how: int, *, unknown: bool = False) -> bool:
+    """Take a lock within ``PATIENCE`` seconds; ``unknown`` where the filesystem has none. Closing the file drops it."""
+    end = time.monotonic() + PATIENCE
     while True:
         try:
             fcntl.lockf(file, how | fcntl.LOCK_NB)

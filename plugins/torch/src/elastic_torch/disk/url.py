@@ -69,7 +69,6 @@ class UrlStorage:
             return None
 
     def read(self, path: str, *, checked: bool = False) -> IO[bytes]:  # noqa: D102
-        del checked
         file: IO[bytes] = self._fs.open(self._at(path), "rb")
         return file
 
@@ -118,23 +117,20 @@ class UrlStorage:
                 self._fs.rm(self._at(path), recursive=path == folder)
 
     def set_aside(self, folder: str) -> str | None:  # noqa: D102
-        del folder
         return None
 
     def pointed(self) -> str | None:  # noqa: D102
         return None
 
-    def point(self, folder: str | None) -> None:  # noqa: D102
-        del folder
+    def point(self, folder: str | None) -> None:
+        """Do nothing: names of folders say which one is the newest."""
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[bool]:  # noqa: D102
         yield False
 
     def hold(self, path: str) -> contextlib.ExitStack:  # noqa: D102
-        del path
         return contextlib.ExitStack()
 
     def held(self, path: str) -> bool:  # noqa: D102
-        del path
         return False

@@ -76,10 +76,8 @@ class Writer:
         Raises:
             CheckpointError: The last one was not saved.
         """
+        self.settle()
         pending, self._pending = self._pending, []
-        for future in pending[:-1]:
-            with contextlib.suppress(CheckpointError):
-                future.result()
         return pending[-1].result() if pending else None
 
     def close(self) -> None:

@@ -108,20 +108,20 @@ def describe(
         if found.group_id in seen:
             continue
         if found.mismatch_collectives:
-            seen.add(found.group_id)
             others = [
                 f"rank {rank} is in {other.collective_name}" for rank, other in found.mismatch_collectives.items()
             ]
             yield f"{which}: {', '.join(sorted(others))} instead"
         elif late := sorted(missing & set(dumped)):
-            seen.add(found.group_id)
             waiting = sorted((set(found.expected_ranks) - missing) & set(dumped))
             last = newest.get((late[0], str(found.pg_desc).partition(":")[0]), "none")
             waits, has = "waits" if len(waiting) == 1 else "wait", "has" if len(late) == 1 else "have"
             yield f"{which}: {_ranks(waiting)} {waits} in it, {_ranks(late)} {has} not come to it (but to {last})"
         elif not found.pass_check:
-            seen.add(found.group_id)
             yield f"{which}: the ranks do not agree ({found.type_of_mismatch or 'sizes or types differ'})"
+        else:
+            continue
+        seen.add(found.group_id)
 
 
 def describe_newest(newest: Mapping[tuple[int, str], str]) -> list[str]:

@@ -92,19 +92,12 @@ class Buffers:
         """Keep the snapshot with this stamp, if it is here, and no newer one: all ranks go on from it."""
         self._newest = None if stamp is None else self.buffer_of(stamp)
 
-    def drop(self, rounds: Collection[int]) -> None:
-        """Let go of the snapshots of these rounds; their memory is for the next ones."""
+    def drop(self, is_dropped: Callable[[Stamp], bool]) -> None:
+        """Let go of these snapshots, if they are here; their memory is for the next ones."""
         for buffer in self._buffers:
-            if buffer is not None and (found := buffer.read()) is not None and found.stamp.round in rounds:
+            if buffer is not None and (found := buffer.read()) is not None and is_dropped(found.stamp):
                 buffer.begin()
-        if rounds:
-            self.go_back_to(max(self.stamps(), default=None))
-
-    def take_back(self, stamp: Stamp) -> None:
-        """Let go of this snapshot, if it is here."""
-        if (buffer := self.buffer_of(stamp)) is not None:
-            buffer.begin()
-            self.go_back_to(max(self.stamps(), default=None))
+        self.go_back_to(max(self.stamps(), default=None))
 
     def snapshot(self, stamp: Stamp) -> Snapshot:
         """Return the snapshot with this stamp. The next commit goes to another buffer.
@@ -146,8 +139,7 @@ class Buffers:
         self._prepare(buffer)
 
     def room(self, size: int) -> Buffer:
-        """Return a buffer of at least so many bytes, for a snapshot that comes from elsewhere. Until that is finished
-        it holds nothing.
+        """Return a buffer of at least so many bytes for a snapshot from elsewhere; it is empty until that is finished.
 
         Raises:
             ResourceError: There is no memory for it, or the agent does not keep it.
@@ -200,9 +192,7 @@ class Buffers:
             asked(settle, name=_THREAD)
 
     def _next(self) -> int:
-        """Return the buffer to write to: the oldest one that is not needed; one more where there is none, or only one
-        so far.
-        """
+        """Return the buffer to write to: the oldest one that is not needed; a new one if there is none, or just one."""
         pinned = self._pinned()
         there = [buffer for buffer in self._buffers if buffer is not None]
         free = [buffer for buffer in there if buffer is not self._newest and buffer.stamp not in pinned]
@@ -242,19 +232,19 @@ def adopted(name: str) -> Buffer | None:
     """
     began = time.monotonic()
     fd = held(name, ANSWER)
-    if fd is None and time.monotonic() - began >= ANSWER:
+    if fd is None:
+        if time.monotonic() - began < ANSWER:
+            return None
         raise ResourceError(
             f"The agent has not answered for {ANSWER:.0f} seconds, so what it keeps of the training is not known.",
             hint="The next round asks again. If its host is as busy as that, leave the agent a core.",
         )
-    if fd is not None and is_of_other_release(fd):
+    if is_of_other_release(fd):
         logger.warning(
             "The snapshot %s in memory is of another release of elastic-torch, and is lost. Keep one release for as "
             "long as a job runs.",
             name,
         )
-    if fd is None:
-        return None
     if os.fstat(fd).st_size < PAGE:
         os.close(fd)
         return None

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from elastic_core.errors import ElasticError, ResourceError
-from elastic_core.worker import held, hold
+from elastic_torch.memory import notes
 from elastic_torch.memory.buffers import MOST
 from elastic_torch.memory.rescue_files import BLOCK, OTHER_RELEASE, Rescued, listed, remove_abandoned
 from elastic_torch.memory.snapshot import Buffer, Snapshot
@@ -30,7 +30,6 @@ from elastic_torch.version import Place, Stamp
 logger = logging.getLogger("elastic_torch.memory")
 VARIABLE = "ELASTIC_RESCUE_DIR"
 FOLDER = "rescued"  # in the directory of the checkpoints
-_ANSWER_SECONDS = 5.0  # to wait for the agent: without its answer a snapshot may be written that need not be
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,24 +148,15 @@ class Rescue:
         """Leave the request with the agent, from the first worker of a node."""
         if self._place.local_rank != 0 or not self._request.targets:
             return
-        fd = os.memfd_create(RESCUE, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.write(fd, self._request.packed())
-            hold(f"{self._request.name}/{RESCUE}", fd, _ANSWER_SECONDS)
+            notes.leave(f"{self._request.name}/{RESCUE}", self._request.packed())
         except ResourceError as error:
             logger.warning("If the job fails, its newest step will not be written out: %s", error.message)
-        finally:
-            os.close(fd)
 
     def _earlier(self) -> Request | None:
         name = self._request.name
-        fd = held(f"{name}/{RESCUE}", _ANSWER_SECONDS) if self._place.local_rank == 0 else None
-        if fd is None:
-            return None
-        try:
-            found = request_in(name, fd)
-        finally:
-            os.close(fd)
+        text = notes.read(f"{name}/{RESCUE}") if self._place.local_rank == 0 else None
+        found = None if text is None else request_in(name, text)
         return found if found is not None and found.run == self._place.run else None
 
 

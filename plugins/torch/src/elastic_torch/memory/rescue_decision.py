@@ -5,13 +5,15 @@ The bytes are written as they are (``rescue_files``). Nothing here imports torch
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_core.events import Event, Level
-from elastic_torch.memory.rescue_files import Written, write_all
+from elastic_torch.memory.rescue_files import Written, write
 from elastic_torch.memory.snapshot_format import (
+    NOTE_MAX_BYTES,
     RESCUE,
     KeptSnapshot,
     Request,
@@ -46,15 +48,20 @@ def rescue(left: LeftMemory) -> None:
     steps = ", ".join(str(kept[0].stamp.step) for _, kept in wanted)
     message = f"step {steps} is only in memory: writing {size / 2**20:.0f} MiB of snapshots"
     left.publish(Event("rescuing", f"{message}, {PATIENCE_SECONDS:.0f} s at most", fields={"bytes": size}))
-    results, why = left.run(partial(write_all, wanted, left.node), PATIENCE_SECONDS)
+
+    def write_all(stop: threading.Event) -> list[Written]:
+        return [write(request, each, left.node, stop) for request, kept in wanted for each in kept]
+
+    results, why = left.run(write_all, PATIENCE_SECONDS)
     for result in results:
         left.publish(result_event(result, why))
 
 
 def requests(held: Mapping[str, int]) -> list[Request]:
     """Return the requests of workers, without invalid ones."""
-    names = [name.removesuffix(f"/{RESCUE}") for name in sorted(held) if name.endswith(f"/{RESCUE}")]
-    return [found for name in names if (found := request_in(name, held[f"{name}/{RESCUE}"])) is not None]
+    texts = {name: os.pread(held[name], NOTE_MAX_BYTES, 0) for name in sorted(held) if name.endswith(f"/{RESCUE}")}
+    found = (request_in(name.removesuffix(f"/{RESCUE}"), text) for name, text in texts.items())
+    return [request for request in found if request is not None]
 
 
 def unclaimed(held: Mapping[str, int]) -> list[KeptSnapshot]:

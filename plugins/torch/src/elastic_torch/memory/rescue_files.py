@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,6 @@ class Rescued:
 
 class _Stopped(Exception):
     """There is no more time."""
-
-
-def write_all(
-    wanted: Sequence[tuple[Request, Sequence[KeptSnapshot]]], node: str, stop: threading.Event
-) -> list[Written]:
-    """Write snapshots, as :func:`write` does."""
-    return [write(request, each, node, stop) for request, kept in wanted for each in kept]
 
 
 def write(request: Request, kept: KeptSnapshot, node: str, stop: threading.Event) -> Written:

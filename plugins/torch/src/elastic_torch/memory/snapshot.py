@@ -72,7 +72,7 @@ class Buffer:
 
     @classmethod
     def create(cls, name: str, tensors: Sequence[torch.Tensor], said_bytes: int) -> Buffer:
-        """One that has room for these tensors, and for so many bytes of JSON. All of its memory is taken at once.
+        """Return a buffer for these tensors and so many bytes of JSON. All of its memory is taken at once.
 
         Raises:
             ResourceError: There is not so much.
@@ -82,7 +82,7 @@ class Buffer:
 
     @classmethod
     def sized(cls, name: str, size: int) -> Buffer:
-        """One of so many bytes; raise ResourceError if there is not so much memory."""
+        """Return a buffer of so many bytes; raise ResourceError if there is not so much memory."""
         size = -(-max(size, 1) // PAGE) * PAGE
         if size > (left := available_memory()):  # the kernel would not refuse it, but kill a process for it
             raise ResourceError(
@@ -168,16 +168,16 @@ class Buffer:
         return self._known[1]
 
     def bytes(self) -> torch.Tensor:
-        """All of it, as a tensor of uint8 of shape (size,) over the same memory."""
+        """Return all of it, as a tensor of uint8 of shape (size,) over the same memory."""
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def used(self) -> int:
-        """Bytes from its start that matter, the header's among them."""
+        """Return the bytes from its start that are used, the header's among them."""
         _, _, start, length, _ = HEADER.unpack_from(self._map)
         return int(start + length)
 
     def begin(self) -> None:
-        """All of it is about to be replaced by another buffer's bytes: until :meth:`finish` it holds nothing."""
+        """Begin to replace all of it by another buffer's bytes: until :meth:`finish` it holds nothing."""
         self._known = self.stamp = None
         self._mark(WRITING)
 
@@ -186,7 +186,7 @@ class Buffer:
         return self.bytes()[:HEADER_BYTES].clone()
 
     def finish(self, header: torch.Tensor, stamp: Stamp) -> None:
-        """All bytes behind the header are there: now it holds what the other one does, of this stamp."""
+        """Complete it with another buffer's header, whose other bytes are there: a snapshot of this stamp."""
         _, phase, start, length, crc = HEADER.unpack(header.numpy().tobytes())
         self._mark(phase, start, length, crc)
         self._new, self.stamp = False, stamp
@@ -225,7 +225,7 @@ class _Layout:
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: what the host has, or its control group allows."""
+    """Return the bytes that this process may still take: those of the host, or of its control group."""
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     with contextlib.suppress(OSError, ValueError):  # there is none, or it has no limit

@@ -25,7 +25,7 @@ WRITING, COMPLETE = 0, 1  # the phases
 RESCUE = "rescue"
 _TEXT = re.compile(rb'\[(\d+), (\d+), (?:\{"rank": (\d+), "world": (\d+), )?')
 _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_REQUEST_MAX_BYTES = 1 << 16
+NOTE_MAX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class Request:
         return json.dumps(asdict(self)).encode()
 
 
-def request_in(name: str, fd: int) -> Request | None:
-    """Return the request for the snapshots of a state in a memory file; None if it is not valid."""
+def request_in(name: str, text: bytes) -> Request | None:
+    """Return the request for the snapshots of a state; None if it is not valid."""
     try:
-        body = json.loads(os.pread(fd, _REQUEST_MAX_BYTES, 0).rstrip(b"\0"))
+        body = json.loads(text.rstrip(b"\0"))
         run, whole, saved = str(body["run"]), bool(body["whole"]), body["saved"]
         targets = tuple(Target(str(path), bool(spare)) for path, spare in body["targets"])
         stamp = None if saved is None else Stamp(int(saved["round"]), int(saved["step"]))
-    except (OSError, ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError):
         return None
     if not (_NAME.fullmatch(name) and _NAME.fullmatch(run) and run.strip(".")):
         return None  # they name a file and a folder

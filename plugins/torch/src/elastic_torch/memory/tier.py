@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elastic_core.errors import ResourceError
+from elastic_core.worker import release
+from elastic_torch.memory import notes
 from elastic_torch.memory.buffers import Buffers
 from elastic_torch.memory.snapshot import HEADER_BYTES, Snapshot
-from elastic_torch.memory.start_mark import StartMark
 from elastic_torch.state.components import Components
 from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
 from elastic_torch.state.state_choice import Choice, Tier, choose, cut_short
@@ -47,14 +50,20 @@ class MemoryTier:
         self._buffers, self._peers = buffers, peers
         self._choice: Choice | None = None
         self._taken = False
-        self._mark = StartMark(buffers.prefix)
-        self._marked = False  # the mark of this round is there until the first commit is over
+        self._mark = f"{buffers.prefix}/began"
+        """The name of the note that holds the round if it began with a state from disk, or anew.
+
+        The agent keeps it until the first commit is over. A worker that is killed in that commit has no snapshot:
+        without the note it would look like a new rank, and would get the state of another one, with new random numbers.
+        """
+        self._marked = False  # the note of this round is there
 
     def meet(self) -> Stamp | None:
-        """Agree on the newest snapshot that all ranks have which have any."""
+        """Return the newest snapshot that every rank with snapshots has."""
         offers = self._peers.gather_stamps(self._buffers.stamps())
-        rounds = cut_short(offers, self._peers.gather_json(self._mark.round()))
-        self._buffers.drop(rounds)
+        began = notes.read(self._mark)
+        rounds = cut_short(offers, self._peers.gather_json(None if began is None else int(began)))
+        self._buffers.drop(lambda stamp: stamp.round in rounds)
         self._choice = choose(offers, rounds)
         return None if self._choice is None else self._choice.stamp
 
@@ -76,12 +85,12 @@ class MemoryTier:
         if self._buffers.outlives:
             self._buffers.keep(stamp, *take_apart(state()))
         if self._marked:
-            self._mark.release()
+            release(self._mark)
             self._marked = False
 
     def take_back(self, stamp: Stamp) -> None:
         """Let go of this snapshot, if it is here: the one before it is the newest."""
-        self._buffers.take_back(stamp)
+        self._buffers.drop(lambda kept: kept == stamp)
 
     def has(self, stamp: Stamp) -> bool:
         """Return True if all ranks would restore this snapshot: a rank whose agent keeps none gets it from another."""
@@ -97,10 +106,11 @@ class MemoryTier:
         self._buffers.keep(stamp, snapshot.said, list(snapshot.views))
 
     def go_on(self, stamp: Stamp, state: State) -> None:
-        """All ranks have their state, wherever from: the end of restoring."""
+        """End the restoring: all ranks have their state, wherever from."""
         choice = self._choice if self._taken else None
         if choice is None and self._buffers.outlives:
-            self._mark.leave(stamp.round)
+            with contextlib.suppress(ResourceError):  # the first commit says that the agent keeps nothing
+                notes.leave(self._mark, b"%d" % stamp.round)
             self._marked = True
         elif choice is not None and choice.tier(self._peers.rank) is Tier.PEER:
             buffer = self._buffers.buffer_of(choice.stamp)
@@ -111,9 +121,7 @@ class MemoryTier:
         """Wait until other nodes have all that this node has: a node leaves after this step."""
 
     def replicated(self) -> Stamp | None:
-        """Return the newest snapshot of this round that another node has a replica of; None where no replicas are
-        made.
-        """
+        """Return the newest snapshot of this round that another node has a replica of; None without replicas."""
         return None
 
     def named(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -52,8 +52,7 @@ class Accumulation:
         return True
 
     def weight(self, reduction: Literal["mean", "sum"]) -> float:
-        """Return what to multiply this rank's loss of the batch in hand by, so that the step's gradient is one
-        process's.
+        """Return the factor for this rank's loss of the batch in hand that makes the step's gradient one process's.
 
         With a sampler that weights losses, the batch counts for its n of the step's N samples: the sampler's weight,
         times n / N. Else all batches of a step count alike.

@@ -31,7 +31,7 @@ class Checkpoints:
             self._save(step, state)
 
     def last(self, step: int, state: Callable[[], dict[str, Any]], *, save: bool = True, ends: bool = False) -> None:
-        """No step follows in this process: save this one, if it is not there, and wait until all of them are.
+        """Save the last step of this process, if it is not there, and wait until all checkpoints are.
 
         So the process group may go, and the process. What cannot be saved the tier has said in its log. Where training
         ``ends``, no run goes on from memory.
@@ -89,7 +89,7 @@ class Checkpoints:
         return loaded
 
     def _counts(self, found: AnyCheckpoint, snapshot: Stamp | None) -> bool:
-        """Those of other runs are older than any snapshot."""
+        """Return True if it is newer than the snapshot; those of other runs are older than any."""
         if snapshot is None:
             return True
         return found.run_uid == self._place.run and Stamp(found.round, found.step) > snapshot

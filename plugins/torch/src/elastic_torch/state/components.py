@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,28 +29,26 @@ class _Generator:
     """A random generator, as a thing that has a state."""
 
     def __init__(self, generator: torch.Generator | np.random.Generator | random.Random) -> None:
-        self._generator = generator
+        self._get: Callable[[], Any]
+        self._set: Callable[[Any], object]
+        match generator:
+            case torch.Generator():
+                self._get, self._set = generator.get_state, generator.set_state
+            case np.random.Generator():
+                bits = generator.bit_generator
+                self._get, self._set = lambda: bits.state, lambda state: setattr(bits, "state", state)
+            case _:
+                self._get, self._set = generator.getstate, generator.setstate
 
     def state_dict(self) -> dict[str, Any]:
-        match self._generator:
-            case torch.Generator():
-                return {"state": self._generator.get_state()}
-            case np.random.Generator():
-                return {"state": self._generator.bit_generator.state}
-        return {"state": self._generator.getstate()}
+        return {"state": self._get()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        match self._generator:
-            case torch.Generator():
-                self._generator.set_state(state_dict["state"])
-            case np.random.Generator():
-                self._generator.bit_generator.state = state_dict["state"]
-            case _:
-                self._generator.setstate(state_dict["state"])
+        self._set(state_dict["state"])
 
 
 def stateful(name: str, thing: Any) -> Stateful:
-    """Something as a part of a state; random generators of torch, numpy and Python get the two methods.
+    """Return something as a part of a state; random generators of torch, numpy and Python get the two methods.
 
     Raises:
         TypeError: It has none; says which it is.
@@ -107,7 +105,7 @@ class Components:
         self.extra = {key: stateful(f"extra[{key!r}]", thing) for key, thing in extra.items()}
 
     def share_gradient_order(self, peers: Peers) -> None:
-        """After the first step: rank 0's order of gradients is that of all ranks. Collective."""
+        """Take rank 0's order of gradients on all ranks, after the first step. Collective."""
         self.gradients.end_recording()
         [self.gradients.known, *_] = peers.gather_json(self.gradients.known)
 

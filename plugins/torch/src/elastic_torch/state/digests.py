@@ -95,21 +95,18 @@ _weights: dict[torch.device, torch.Tensor] = {}
 
 
 def _digest(tensor: torch.Tensor) -> int | torch.Tensor:
-    """Return a checksum of a tensor's bytes; on a GPU a sum of them, each four with a weight of their own, made
-    there.
-    """
+    """Return a checksum of a tensor's bytes; on a GPU a sum, made there, of four bytes at a time with weights."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return 0  # cannot be kept, which keeping it says
     form = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
+    content = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     if tensor.is_cpu:
-        content = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
         return zlib.crc32(content.numpy().data, zlib.crc32(form))
     weights = _weights.get(tensor.device)
     if weights is None:
         generator = torch.Generator().manual_seed(20)
         weights = torch.randint(-(2**62), 2**62, (_CHUNK,), generator=generator).to(tensor.device) | 1
         _weights[tensor.device] = weights
-    content = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     words = content.view(torch.int32) if len(content) % 4 == 0 and content.storage_offset() % 4 == 0 else content
     total = torch.tensor(zlib.crc32(form), device=tensor.device)
     for number, chunk in enumerate(words.split(_CHUNK)):

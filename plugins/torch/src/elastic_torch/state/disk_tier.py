@@ -1,6 +1,4 @@
-"""The interface of :class:`~elastic_torch.state.train_state.TrainState` to checkpoints on disk, the tier that outlives
-the job.
-"""
+"""The interface of ``TrainState`` to checkpoints on disk, the tier that outlives the job."""
 
 from __future__ import annotations
 

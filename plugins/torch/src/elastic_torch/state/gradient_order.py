@@ -48,11 +48,8 @@ class GradientOrder:
             return
         self.known.append(number)
         if parameter.grad is None or parameter.grad.is_sparse:
-            self._give_up()
-
-    def _give_up(self) -> None:
-        self._model, self.known = None, []
-        self.end_recording()
+            self._model, self.known = None, []
+            self.end_recording()
 
     def end_recording(self) -> None:
         """Stop recording at the end of a step: the order is known, or will never be."""
@@ -97,7 +94,7 @@ class GradientOrder:
 
 
 def _why_not(model: DistributedDataParallel, parameters: Sequence[torch.nn.Parameter]) -> str | None:
-    """Why zeros must not be reduced in the place of the first gradients."""
+    """Return why zeros must not be reduced in the place of the first gradients; None if they may."""
     if model.static_graph:
         return "with static_graph=True it learns the graph in that step"
     if getattr(model, "mixed_precision", None) is not None:

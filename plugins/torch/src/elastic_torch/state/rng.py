@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-
-from elastic_torch.version import digest
 
 
 def _apply(state: Mapping[str, Any]) -> None:
@@ -56,7 +55,7 @@ class Generators:
     def reseed(self, run: str, *numbers: int) -> None:
         """Begin anew from a run's uid and other numbers; unlike ones give unlike sequences."""
         if self._kept:
-            seeds = [number % 2**64 for number in (digest(run), *numbers)]
+            seeds = [number % 2**64 for number in (zlib.crc32(run.encode()), *numbers)]
             words = np.random.SeedSequence(seeds).generate_state(2, np.uint64).tolist()
             torch.manual_seed(words[0])  # every device's
             random.seed(words[1])

@@ -68,7 +68,7 @@ class Peers:
         return [[Stamp(int(round_), int(step)) for round_, step in each] for each in everybodys]
 
     def differing(self, numbers: torch.Tensor) -> list[int]:
-        """Which of these numbers, int64 of shape (n,) on all ranks, are not the same on all of them."""
+        """Return the indices of the numbers, int64 of shape (n,) on all ranks, that are not the same on all."""
         least, most = numbers.clone(), numbers.clone()
         if self.world > 1:
             dist.all_reduce(least, dist.ReduceOp.MIN, group=self._gloo())

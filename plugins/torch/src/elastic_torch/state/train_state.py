@@ -271,7 +271,7 @@ class TrainState:
         over = resumed and self._epoch_is_over and (self._loader_has_ended or not own)
         if resumed and not over and self._ranks != world and not (own or self._goes_on(loader)):
             loaders.refuse_other_ranks(self.epoch, resumed_after, self._ranks, world, exact=self._exact)
-        with self._generators.at_epoch_start(resumed=resumed), loaders.Held(self._sampler):
+        with self._generators.at_epoch_start(resumed=resumed), loaders.held(self._sampler):
             left, iterator = (0, iter(())) if over else (loaders.left(loader, self._sampler), iter(loader))
             if resumed and not over and not self._common.sampler_knows:
                 if not own:
@@ -441,8 +441,7 @@ class TrainState:
     # The state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what all ranks have in common: model, optimizer, scheduler, sampler, extra and progress, by these
-        names.
+        """Return what all ranks share: model, optimizer, scheduler, sampler, extra and progress, by these names.
 
         And its ``form``, a text, by which it is known again in formats whose keys are strings.
         """

@@ -48,7 +48,7 @@ def take_over(common: Components, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optimizers(common: Components) -> dict[Place, Optimizer]:
-    """All optimizers, by their places."""
+    """Return all optimizers, by their places."""
     places: dict[Place, Any] = {(part,): its for part, its in common.parts.items()}
     places |= {("extra", key): its for key, its in common.extra.items()}
     return {place: thing for place, thing in places.items() if isinstance(thing, Optimizer)}

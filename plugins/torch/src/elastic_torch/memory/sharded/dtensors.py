@@ -29,7 +29,7 @@ class Leaf:
     """
 
     def box(self, part: torch.Tensor) -> Box:
-        """Which part of the whole it is."""
+        """Return this rank's part of the whole."""
         return Box(self.offset, tuple(part.shape))
 
 
@@ -40,25 +40,24 @@ def local_part(tensor: DTensor) -> torch.Tensor:
 
 
 def described(tensor: DTensor, where: str) -> Sequence[Any]:
-    """Its whole shape, where this rank's part begins, and how it is laid out: what JSON can say of it.
+    """Return its whole shape, the offset of this rank's part, and its layout, as values that JSON has.
 
     Raises:
         TypeError: It waits for a reduction, so that its parts are no values.
     """
-    said = _described(tensor.shape, tensor.device_mesh, tensor.placements)
-    if said is None:
+    if any(placement.is_partial() for placement in tensor.placements):
         raise TypeError(f"{where} is a DTensor that has yet to be reduced (Partial), which cannot be kept.")
-    return said
+    return _described(tensor.shape, tensor.device_mesh, tensor.placements)
 
 
 def box_of(tensor: DTensor) -> Box:
-    """Which part of the whole this rank has."""
-    size, offset = _place(tensor.shape, tensor.device_mesh, tensor.placements)
+    """Return this rank's part of the whole."""
+    size, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return Box(tuple(offset), tuple(size))
 
 
 def leaves(said: Any) -> list[Leaf]:
-    """All sharded tensors of a state that was taken apart, by name."""
+    """Return all sharded tensors of a state that was taken apart, by name."""
     return sorted(_leaves(said), key=lambda leaf: leaf.name)
 
 
@@ -100,7 +99,7 @@ def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner
             f"{leaf.name} is sharded in the snapshot, and here there is nothing that tells over what mesh."
         )
     placements = like.placements if tuple(like.shape) == leaf.shape else _placements(leaf, like.device_mesh)
-    size, _ = _place(torch.Size(leaf.shape), like.device_mesh, placements)
+    size, _ = compute_local_shape_and_global_offset(leaf.shape, like.device_mesh, placements)
     local = torch.zeros(size, dtype=dtype, device=local_part(like).device)
     return DTensor.from_local(
         local,
@@ -113,21 +112,9 @@ def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner
 
 
 @lru_cache(maxsize=1 << 16)  # asked for every tensor in every step
-def _described(
-    shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]
-) -> tuple[list[int], list[int], list[str | int]] | None:
-    if any(placement.is_partial() for placement in placements):
-        return None
-    _, offset = _place(shape, mesh, placements)
+def _described(shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]) -> Sequence[Any]:
+    _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     return list(shape), list(offset), [_said(placement) for placement in placements]
-
-
-def _place(
-    shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the size of this rank's part, and where it begins."""
-    size, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return tuple(size), tuple(offset)
 
 
 def forget() -> None:

@@ -75,9 +75,7 @@ def bring(
 def _bring_base(
     transport: Transport, found: FoundState, mine: Mapping[int, Snapshot]
 ) -> tuple[Any, list[torch.dtype], dict[int, torch.Tensor]]:
-    """Return the tree, the types of its tensors, and the tensors that are not sharded: this rank's, or sent by another
-    one.
-    """
+    """Return the tree, the types of its tensors, and those that are not sharded: this rank's, or another one's."""
     bases = [found.base(rank, transport.world) for rank in range(transport.world)]
     givers = [found.giver(old, rank) for rank, old in enumerate(bases)]
     takers = [rank for rank, giver in enumerate(givers) if giver == transport.rank != rank]

@@ -74,12 +74,12 @@ class FoundState:
         return taker if taker in having else having[taker % len(having)]
 
     def base(self, rank: int, world: int) -> int:
-        """Whose snapshot tells a present rank of ``world`` all else: that of its number, if the size is the same."""
+        """Return the old rank whose snapshot has all else for a present rank: its number, if the world is as large."""
         return rank if world == self.world else 0
 
 
 def every(holdings: Sequence[Sequence[HeldPart]]) -> list[FoundState]:
-    """All states of which every part is somewhere, the newest first."""
+    """Return all states of which every part is somewhere, the newest first."""
     having: dict[tuple[Stamp, int], dict[int, list[int]]] = {}
     for present, held in enumerate(holdings):
         for holding in sorted(set(held)):
@@ -165,5 +165,5 @@ def windows(sizes: Sequence[int], most: int) -> Iterator[range]:
 
 
 def sources(partner: Sequence[int | None], rank: int) -> tuple[int, ...]:
-    """Whose replicas a rank keeps, in order."""
+    """Return the ranks whose replicas this rank keeps, in order."""
     return tuple(source for source, keeper in enumerate(partner) if keeper == rank)

@@ -32,8 +32,7 @@ class Replicas:
         return held_parts(found for buffers in self._sources for found in buffers.snapshots())
 
     def room(self, number: int, size: int, safe: Stamp | None) -> Buffer:
-        """Return a buffer for the next replica, of at least so many bytes. From here on until it is finished it holds
-        nothing.
+        """Return a buffer of at least so many bytes for the next replica; it is empty until that is finished.
 
         Raises:
             ResourceError: There is no memory for it, or the agent does not keep it.

@@ -134,7 +134,7 @@ class ShardedMemory(MemoryTier):
         self._finish()
 
     def named(self, state: dict[str, Any]) -> dict[str, Any]:
-        """By parameters' names: see ``checkpoint_format``."""
+        """Return a state by parameters' names, as ``checkpoint_format`` has it."""
         return checkpoint_format.named(self._common, state)
 
     def take_over(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class ShardedMemory(MemoryTier):
             self._replicator = None
 
     def _close(self) -> None:
-        """At the end of the program: wait until all is replicated, unless an exception has ended it."""
+        """Wait, at the end of the program, until all is replicated, unless an exception has ended it."""
         if self._replicator is not None and getattr(sys, "last_value", None) is not None:
             self._replicator.halt()
         else:
