@@ -79,25 +79,21 @@ def _buckets(recoveries: Recoveries) -> list[tuple[str, float]]:
 
 
 class MetricsServer:
-    """An HTTP server on a thread of its own, which does not keep the process alive."""
+    """An HTTP server on a thread of its own, which does not keep the process alive.
 
-    def __init__(self, server: _Server) -> None:
-        self._server = server
-        self._thread = threading.Thread(target=self._serve, name="metrics endpoint", daemon=True)
-        self._thread.start()
+    It answers with what ``measures`` returns at the time.
 
-    @classmethod
-    def open(cls, address: str, port: int, who: Identity, measures: Callable[[], Measures]) -> MetricsServer:
-        """Listen, and answer with what ``measures`` says at the time.
+    Raises:
+        OSError: The port is taken, or the address is not this host's.
+    """
 
-        Raises:
-            OSError: The port is taken, or the address is not this host's.
-        """
+    def __init__(self, address: str, port: int, who: Identity, measures: Callable[[], Measures]) -> None:
         registry = CollectorRegistry()  # one of our own: the default one tells of Python's garbage collector
         registry.register(_Reader(who, measures))
-        server = (_Server6 if ":" in address else _Server)((address, port), _Handler)
-        server.set_app(make_wsgi_app(registry))
-        return cls(server)
+        self._server = (_Server6 if ":" in address else _Server)((address, port), _Handler)
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._serve, name="metrics endpoint", daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -150,7 +146,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def server_bind(self) -> None:
         """As the base does, without asking the resolver for the host's full name, which can take seconds."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = _bound_to(self.socket)
+        self.server_name, self.server_port = self.socket.getsockname()[:2]
         self.setup_environ()
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -159,8 +155,3 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Server6(_Server):
     address_family = socket.AF_INET6
-
-
-def _bound_to(listener: socket.socket) -> tuple[str, int]:
-    host, port, *_ = listener.getsockname()
-    return str(host), int(port)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from elastic_core.events import Event
 
 CAUSES = ("failure", "node_lost", "node_left", "resize", "store", "unseen")
-"""Why workers are started anew: the field ``cause`` of the event ``round_started``."""
+"""The causes of a new round: the field ``cause`` of the event ``round_started``."""
 
 UNKNOWN = "unknown"  # the cause of a recovery where the agent does not say why the round came
 
