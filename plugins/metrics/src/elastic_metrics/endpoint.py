@@ -40,7 +40,7 @@ class Identity:
 
 
 def families(who: Identity, now: Measures) -> Iterator[Metric]:
-    """Everything that there is to tell, with its help; ``README.md`` lists it."""
+    """Yield all metrics, with their help; ``README.md`` lists them."""
     labels = {"job_id": who.job, "run": who.run, "node": who.node, "role": who.role}
     yield InfoMetricFamily("elastic_run", "The run that this agent is in, and the agent's name there.", labels)
     gauges = {
@@ -74,7 +74,7 @@ def families(who: Identity, now: Measures) -> Iterator[Metric]:
 
 
 def _buckets(recoveries: Recoveries) -> list[tuple[str, float]]:
-    """Each bound with how many are at or below it, as Prometheus counts."""
+    """Return each bound with the count of recoveries at or below it, as Prometheus counts."""
     return list(zip([*map(str, BUCKETS), "+Inf"], accumulate(recoveries.counts), strict=True))
 
 
@@ -125,7 +125,7 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the agent's stderr is the user's."""
+        """Print nothing: the agent's stderr is the user's."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -136,7 +136,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """As the base does, but at leisure where no connection can be taken: it would be tried again at once."""
+        """Take a connection; pause after a failure, since the server would try again at once."""
         try:
             return super().get_request()
         except OSError:
@@ -144,13 +144,13 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def server_bind(self) -> None:
-        """As the base does, without asking the resolver for the host's full name, which can take seconds."""
+        """Bind the socket without asking the resolver for the host's full name, which can take seconds."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.socket.getsockname()[:2]
         self.setup_environ()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: a client that hangs up is its own affair."""
+        """Print nothing: a client may hang up."""
 
 
 class _Server6(_Server):

@@ -29,7 +29,7 @@ class Recoveries:
     total: float = 0.0
 
     def plus(self, seconds: float) -> Recoveries:
-        """With one more."""
+        """Return the histogram with one more recovery."""
         bucket = bisect_left(BUCKETS, seconds)
         counts = (*self.counts[:bucket], self.counts[bucket] + 1, *self.counts[bucket + 1 :])
         return Recoveries(counts, self.total + seconds)
