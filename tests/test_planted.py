@@ -22,8 +22,8 @@ from elastic_core.protocol.codec import decode_entry
 from elastic_core.protocol.settings import PROTOCOL
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_rdzv_etcd.options import DEFAULT_PREFIX
-from elastic_rdzv_etcd.records import Keys as EtcdKeys
-from elastic_rdzv_redis.backend import Keys
+from elastic_rdzv_etcd.records import Keys
+from elastic_rdzv_redis.backend import keys_of
 
 Connect = Callable[[str], RendezvousBackend]
 """A connection to the store, for a job id."""
@@ -69,14 +69,14 @@ def training_pair(stage: Stage, found: Daemon, done: Path) -> tuple[list[Agent],
 
 
 def scribble_in_redis(admin: redis.Redis, run_id: str) -> None:
-    _, roster, *bells = Keys("elastic", run_id).all
+    _, roster, *bells = keys_of("elastic", run_id)
     admin.hset(roster, "n:worse", "garbage")
     for bell in bells:
         admin.xadd(bell, {"now": "garbage", "what": "z"})
 
 
 def scribble_in_etcd(etcd: Etcd, run_id: str) -> None:
-    row = EtcdKeys(DEFAULT_PREFIX, run_id).row("worse")
+    row = Keys(DEFAULT_PREFIX, run_id).row("worse")
     administer(etcd, "/v3/kv/put", {"key": b64encode(row).decode(), "value": b64encode(b"garbage").decode()})
 
 
@@ -146,7 +146,7 @@ def test_100_mb_in_redis_are_refused_unread(stage: Stage, tmp_path: Path) -> Non
     with redis_server(tmp_path / "redis") as found:
         with redis.Redis(port=found.port) as admin:
             record = b"1 planted\n" + b"[" * (400 * MAX_VALUE_BYTES)
-            admin.hset(Keys("elastic", "job").all[0], mapping={"1": record, "head": 1})
+            admin.hset(keys_of("elastic", "job")[0], mapping={"1": record, "head": 1})
         flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}", "--rdzv_id=job", "--nnodes=1"]
         agent = stage.run(*flags, WORKERS / "sleeper.py")
         assert agent.exit_code() == ExitCode.REFUSED, agent.output
@@ -170,7 +170,7 @@ def test_workers_train_on_and_finish_whatever_comes_next_in_the_ledger(
         agents, workers = training_pair(stage, found, tmp_path / "done")
         with closing(opened_redis(found.endpoint)) as store, redis.Redis(port=found.port) as admin:
             newest = store.wait(Cursor(), roster=False, timeout=0).head
-            admin.hset(Keys("elastic", "job").all[0], mapping={str(newest + 1): record, "head": newest + 1})
+            admin.hset(keys_of("elastic", "job")[0], mapping={str(newest + 1): record, "head": newest + 1})
         for agent in agents:
             agent.wait_for(f"the store is lost: .*{words}.* another --rdzv_id")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
@@ -185,7 +185,7 @@ def test_a_planted_head_comes_to_a_verdict(stage: Stage, tmp_path: Path, head: b
     with redis_server(tmp_path / "redis") as found:
         agents, workers = training_pair(stage, found, tmp_path / "done")
         with redis.Redis(port=found.port) as admin:
-            admin.hset(Keys("elastic", "job").all[0], "head", head)
+            admin.hset(keys_of("elastic", "job")[0], "head", head)
         for agent in agents:
             agent.wait_for(r"the store is lost: .* holds .* of job 'job'\. .* another --rdzv_id")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)

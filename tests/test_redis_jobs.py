@@ -15,7 +15,7 @@ from wardens import wait_until
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.backend import Cursor
-from elastic_rdzv_redis.backend import Keys
+from elastic_rdzv_redis.backend import keys_of
 
 SOON = "beat_interval=0.5,lost_after=1.5,last_call_timeout=1"
 
@@ -101,7 +101,7 @@ def test_a_new_master_that_lacks_the_last_writes_gets_them_back(
         before, written = pids(agents), head(master)
         master.kill()
         with redis.Redis(port=replica.port) as admin:
-            assert int(admin.hget(Keys("elastic", "job").all[0], "head")) < written
+            assert int(admin.hget(keys_of("elastic", "job")[0], "head")) < written
         sentinel.wait_for_log(r"\+switch-master")
         for agent in agents:
             agent.wait_for("the store has lost its last .* entr|the store answers again")

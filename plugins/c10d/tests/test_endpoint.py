@@ -1,4 +1,4 @@
-"""Whether an endpoint is this host's, as the kernel says."""
+"""The kernel says whether an endpoint is this host's."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def said() -> Said:
 
 @pytest.fixture
 def endpoint(said: Said) -> Iterator[MetricsServer]:
-    endpoint = MetricsServer.open("127.0.0.1", 0, WHO, lambda: said.measures)
+    endpoint = MetricsServer("127.0.0.1", 0, WHO, lambda: said.measures)
     yield endpoint
     endpoint.close()
 
@@ -133,7 +133,7 @@ def test_a_client_that_hangs_up_is_not_worth_a_word(endpoint: MetricsServer, cap
 
 
 def test_an_ipv6_address_will_do() -> None:
-    endpoint = MetricsServer.open("::1", 0, WHO, Measures)
+    endpoint = MetricsServer("::1", 0, WHO, Measures)
     assert scrape(endpoint.port, "[::1]")[labelled("elastic_round")] == 0
     endpoint.close()
 
@@ -145,13 +145,13 @@ def test_only_the_address_that_was_given_is_listened_at(endpoint: MetricsServer)
 
 def test_a_port_that_is_taken_is_an_os_error(endpoint: MetricsServer) -> None:
     with pytest.raises(OSError, match="in use"):
-        MetricsServer.open("127.0.0.1", endpoint.port, WHO, Measures)
+        MetricsServer("127.0.0.1", endpoint.port, WHO, Measures)
 
 
 def test_closing_ends_the_thread_and_frees_the_port() -> None:
     threads = threading.active_count()
-    first = MetricsServer.open("127.0.0.1", 0, WHO, Measures)
+    first = MetricsServer("127.0.0.1", 0, WHO, Measures)
     first.close()
     assert threading.active_count() == threads
-    second = MetricsServer.open("127.0.0.1", first.port, WHO, Measures)
+    second = MetricsServer("127.0.0.1", first.port, WHO, Measures)
     second.close()

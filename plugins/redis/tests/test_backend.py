@@ -15,14 +15,14 @@ from redis_servers import Daemon, opened, opened_in_silence, redis_server
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, HeartbeatReply, Link
-from elastic_rdzv_redis.backend import Keys, RedisBackend
+from elastic_rdzv_redis.backend import RedisBackend, keys_of
 from elastic_rdzv_redis.scripts import EXPIRY
 from elastic_testing.backend_conformance import BackendConformance, ProcessConformance
 from elastic_testing.connections import MakeBackend, long_wait, woken
 from elastic_testing.race import PATIENCE
 
 FIRST, SECOND = Link(1, "first"), Link(2, "second")
-LEDGER, ROSTER, *_ = Keys("elastic", "job").all
+LEDGER, ROSTER, *_ = keys_of("elastic", "job")
 
 
 @pytest.mark.usefixtures("silence")
@@ -150,7 +150,7 @@ def test_every_key_expires_days_after_the_last_sign_of_the_job(store: RedisBacke
     store.enter("node", b"")
     store.append(ORIGIN, FIRST, b"entry")
     names = admin.keys()
-    assert set(names) == {name.encode() for name in Keys("elastic", "job").all}
+    assert set(names) == {name.encode() for name in keys_of("elastic", "job")}
     for name in names:
         admin.expire(name, 100)
     store.heartbeat("node", 1)
@@ -315,7 +315,7 @@ def test_a_stroke_that_is_not_ours_wakes_for_a_look_and_no_more(
     now = waiter.wait(Cursor(), roster=True, timeout=0)
     waiting = long_wait(waiter, now, roster=True)
     before = looks(admin)
-    admin.xadd(Keys("elastic", "job").all[bell], stroke)  # type: ignore[arg-type]  # which takes more than strings
+    admin.xadd(keys_of("elastic", "job")[bell], stroke)  # type: ignore[arg-type]  # which takes more than strings
     deadline = time.monotonic() + PATIENCE
     while looks(admin) < before + 2 or not waits(admin):
         assert time.monotonic() < deadline, "the waiter has not looked, or does not wait again"
@@ -333,7 +333,7 @@ def test_an_entry_that_a_bell_tells_wrong_is_read(store: RedisBackend, admin: re
     waiter = store.connect()
     waiting = long_wait(waiter, Cursor(1), roster=False)
     admin.hset(LEDGER, mapping={"2": "2 second\nentry", "head": 2})
-    admin.xadd(Keys("elastic", "job").all[2], {"now": "2", "what": what})
+    admin.xadd(keys_of("elastic", "job")[2], {"now": "2", "what": what})
     assert woken(waiting, "a stroke").head == 2
     assert waiter.read(2) == b"entry"
     waiter.close()

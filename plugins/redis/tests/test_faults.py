@@ -11,7 +11,7 @@ import pytest
 import redis
 from redis_servers import Daemon, opened, redis_server
 
-from elastic_rdzv_redis.backend import Keys
+from elastic_rdzv_redis.backend import keys_of
 from elastic_testing.backend_conformance import (
     LineConformance,
     PlantConformance,
@@ -55,7 +55,7 @@ class TestRedisBackendWithAForeignWriter(PlantConformance):
     @pytest.fixture
     def plant(self, admin: redis.Redis) -> Plant:
         def planted(run_id: str, index: int, record: bytes) -> bool:
-            admin.hset(Keys("elastic", run_id).all[0], str(index), record)
+            admin.hset(keys_of("elastic", run_id)[0], str(index), record)
             return True
 
         return planted
@@ -63,7 +63,7 @@ class TestRedisBackendWithAForeignWriter(PlantConformance):
     @pytest.fixture
     def plant_row(self, admin: redis.Redis) -> PlantRow:
         def planted(run_id: str, node_id: str, record: bytes) -> bool:
-            admin.hset(Keys("elastic", run_id).all[1], f"n:{node_id}", record)
+            admin.hset(keys_of("elastic", run_id)[1], f"n:{node_id}", record)
             return True
 
         return planted

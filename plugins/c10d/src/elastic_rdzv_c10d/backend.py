@@ -96,7 +96,7 @@ class C10dBackend(RendezvousBackend, WorkersStore):
         self._listed = 0  # rows up to this serial are known to have their keys
 
     def connect(self) -> C10dBackend:
-        """Another connection to the same job; an error at once where no server listens any more."""
+        """Return another connection to the same job; raise StoreLostError if no server listens any more."""
         try:
             client = StoreClient(self._client.address, self._client.read_timeout)
         except RendezvousConnectionError as exc:

@@ -23,6 +23,7 @@ from datetime import timedelta
 from typing import Protocol, TypeAlias, cast
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.threads import asked
 from elastic_rdzv_c10d.endpoint import Address, calls, knock
 from elastic_rdzv_c10d.quiet_torch import DistNetworkError, DistStoreError, TCPStore
 from elastic_rdzv_c10d.records import READER, UNWRITTEN
@@ -205,31 +206,26 @@ def _pieces(timeout: float) -> Iterator[timedelta]:
 
 def _dial(address: Address, patience: float, waiting: Callable[[], None]) -> _Connected:
     """Connect. A thread does it, since a peer that accepts and then says nothing would hold TCPStore up for ever."""
-    outcome: Future[_Connected] = Future()
     known: list[set[int]] = []  # the connections that there are, as soon as it is our turn
     given_up = threading.Event()
 
-    def connect() -> None:
-        try:
-            with _turn(address):  # one at a time, so that the new socket is ours
-                if given_up.is_set():
-                    return
-                knock(address)
-                known.append(_inodes(address))
-                store = TCPStore(
-                    address.host,
-                    address.port,
-                    is_master=False,
-                    timeout=timedelta(seconds=max(1, math.ceil(patience))),
-                    wait_for_workers=False,
-                )
-                outcome.set_result((cast(_Store, store), _only_socket(address, known[0])))
-        except BaseException as exc:
-            outcome.set_exception(exc)
+    def connect() -> _Connected:
+        with _turn(address):  # one at a time, so that the new socket is ours
+            if given_up.is_set():
+                raise TimeoutError
+            knock(address)
+            known.append(_inodes(address))
+            store = TCPStore(
+                address.host,
+                address.port,
+                is_master=False,
+                timeout=timedelta(seconds=max(1, math.ceil(patience))),
+                wait_for_workers=False,
+            )
+            return cast(_Store, store), _only_socket(address, known[0])
 
-    threading.Thread(target=connect, name="elastic-c10d-dial", daemon=True).start()
     try:
-        return _answer(outcome, address, patience + 1, waiting)
+        return _answer(asked(connect, name="elastic-c10d-dial"), address, patience + 1, waiting)
     except TimeoutError as exc:
         given_up.set()
         if known:  # else all connections are others', as is the turn
@@ -249,7 +245,7 @@ def _dial(address: Address, patience: float, waiting: Callable[[], None]) -> _Co
 
 
 def _forget_turns() -> None:
-    """In a process that was just forked: threads that held these locks are not in it."""
+    """Make new locks in a process that was just forked, since the threads that held the old ones are not in it."""
     global _taking_turns
     _taking_turns = threading.Lock()
     _turns.clear()
@@ -282,16 +278,14 @@ def _answer(outcome: Future[_Connected], address: Address, patience: float, wait
 
 def _only_socket(address: Address, known: set[int]) -> socket.socket:
     """Return a duplicate of the one socket to ``address`` that is not among ``known``."""
-    with ExitStack() as others:
-        found = _sockets_to(address)
-        new = [found.pop(inode) for inode in [*found] if inode not in known]
-        for connection in found.values():
-            others.callback(connection.close)
-        if len(new) != 1:
-            for connection in new:
-                others.callback(connection.close)
-            raise RendezvousStateError(f"TCPStore has {len(new)} new sockets to {address}; there should be one.")
-    return new[0]
+    found = _sockets_to(address)
+    new = found.keys() - known
+    only = found.pop(new.pop()) if len(new) == 1 else None
+    for connection in found.values():
+        connection.close()
+    if only is None:
+        raise RendezvousStateError(f"TCPStore has {len(new)} new sockets to {address}; there should be one.")
+    return only
 
 
 def _inodes(address: Address) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 REQUEST = b"GET /version HTTP/1.0\r\n\r\n"
 """A question that etcd answers with its version, and Redis with an error about GET. A TCPStore does not answer it."""
-_NAMES = {"etcd": "etcd", "redis": "Redis"}
+NAMES = {"etcd": "etcd", "redis": "Redis"}  # of the servers, by their backends
 _USUAL_PORTS = {2379: "etcd", 6379: "redis"}
 _REDIS_ERRORS = (b"-ERR ", b"-NOAUTH ", b"-DENIED ", b"-LOADING ")
 
@@ -16,15 +16,10 @@ def backend_of(answer: bytes) -> str | None:
     return "redis" if answer.startswith(_REDIS_ERRORS) else None
 
 
-def describe(backend: str) -> str:
-    """Return the server's name for people."""
-    return _NAMES[backend]
-
-
 def advice(port: int) -> str:
     """Return a sentence for who waits at a port that etcd or Redis usually has, to stand after another one; ''
     elsewhere.
     """
     if (backend := _USUAL_PORTS.get(port)) is None:
         return ""
-    return f" Port {port} is usually {_NAMES[backend]}'s: to meet there, add --rdzv_backend={backend}."
+    return f" Port {port} is usually {NAMES[backend]}'s: to meet there, add --rdzv_backend={backend}."

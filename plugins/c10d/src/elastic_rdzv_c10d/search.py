@@ -53,13 +53,13 @@ class Patience:
     _told: set[str] = field(default_factory=set)
 
     def left(self) -> float:
-        """Seconds left; counted from the first call, 0 when there are none."""
+        """Return the seconds left, counted from the first call; 0 when there are none."""
         if self._deadline is None:
             self._deadline = self.now() + self.seconds
         return max(0.0, self._deadline - self.now())
 
     def spent(self) -> float:
-        """Seconds since the first call of :meth:`left`."""
+        """Return the seconds since the first call of :meth:`left`."""
         return self.seconds - self.left()
 
     def tell(self, message: str, *, at_once: bool = False) -> None:
@@ -163,7 +163,7 @@ class Search:
         """
         if (backend := self._other_backend()) is not None:
             raise RendezvousConnectionError(
-                f"{other_stores.describe(backend)} answers at {self._where()}, and no store of an agent's.",
+                f"{other_stores.NAMES[backend]} answers at {self._where()}, and no store of an agent's.",
                 hint=f"Add --rdzv_backend={backend}, and name the server by --rdzv_endpoint.",
             )
         self._say(

@@ -36,14 +36,9 @@ CONNECTIONS_PER_NODE = 4
 OTHER_FILES = 32  # open files of the store's process that are no node's connection, at most
 
 
-def open_files_needed(nodes: int) -> int:
-    """Open files that the store's process needs for a job of so many nodes."""
-    return CONNECTIONS_PER_NODE * nodes + OTHER_FILES
-
-
 def limit_warning(max_nodes: int, hard_limit: int) -> StoreWarning | None:
     """Return a warning if the store's process may not open enough files for a job of ``max_nodes`` nodes."""
-    needed = open_files_needed(max_nodes)
+    needed = CONNECTIONS_PER_NODE * max_nodes + OTHER_FILES
     if hard_limit == resource.RLIM_INFINITY or needed <= hard_limit:
         return None
     fit = max(0, (hard_limit - OTHER_FILES) // CONNECTIONS_PER_NODE)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -43,7 +43,7 @@ from elastic_core.rendezvous import (
     quoted,
     unquoted,
 )
-from elastic_rdzv_etcd.client import Client, Lost
+from elastic_rdzv_etcd.client import RANGE, Client, Lost, range_of, text_of
 from elastic_rdzv_etcd.cluster import Cluster
 from elastic_rdzv_etcd.history import history_warning
 from elastic_rdzv_etcd.records import EXPIRY, READER, RENEW, Keys, check_newest
@@ -52,9 +52,8 @@ from elastic_rdzv_etcd.watch import View, Watcher
 if TYPE_CHECKING:
     from elastic_rdzv_etcd.sidecar import Sidecar
 
-TXN, RANGE, GRANT, KEEP_ALIVE = "/v3/kv/txn", "/v3/kv/range", "/v3/lease/grant", "/v3/lease/keepalive"
-STATUS = "/v3/maintenance/status"
-REVOKE = "/v3/lease/revoke"
+TXN, STATUS = "/v3/kv/txn", "/v3/maintenance/status"
+GRANT, KEEP_ALIVE, REVOKE = "/v3/lease/grant", "/v3/lease/keepalive", "/v3/lease/revoke"
 LOOK_AGAIN = 15.0
 """Seconds after which a waiter that was told nothing reads all the same: a member may be stuck, its streams open."""
 
@@ -111,7 +110,7 @@ class EtcdBackend(RendezvousBackend):
         self._told: tuple[int, bytes] | None = None
         """The entry that a wait has just brought, after its index: what a read would find, until anything is asked."""
         try:
-            self._client.call(RANGE, _range(self._keys.head), reaching=True)
+            self._client.call(RANGE, range_of(self._keys.head), reaching=True)
         except (RendezvousConnectionError, RendezvousStateError):
             self._client.close()
             raise
@@ -123,7 +122,7 @@ class EtcdBackend(RendezvousBackend):
         """
         try:
             used = int(self._client.call(STATUS, {}).get("dbSize", 0))
-            revision = int(self._client.call(RANGE, _range(self._keys.head))["header"]["revision"])
+            revision = int(self._client.call(RANGE, range_of(self._keys.head))["header"]["revision"])
             compacted = self._compacted()
         except (RendezvousConnectionError, RendezvousStateError):
             return
@@ -140,7 +139,7 @@ class EtcdBackend(RendezvousBackend):
 
     def _compacted(self) -> bool:
         try:
-            self._client.call(RANGE, {**_range(self._keys.head), "revision": "2"})
+            self._client.call(RANGE, {**range_of(self._keys.head), "revision": "2"})
         except RendezvousStateError as exc:
             if "compacted" in exc.message:
                 return True
@@ -148,7 +147,7 @@ class EtcdBackend(RendezvousBackend):
         return False
 
     def connect(self) -> EtcdBackend:
-        """Another connection to the same job."""
+        """Return another connection to the same job."""
         try:
             return EtcdBackend(self._cluster, self._run_id, embedded=self.embedded, common=self._common)
         except RendezvousConnectionError as exc:
@@ -170,7 +169,7 @@ class EtcdBackend(RendezvousBackend):
         """Add a row: its serial first, and then the row. Two round trips, however many nodes do the same."""
         keys = self._keys
         check_size(f"The row of {node_id}", value)  # before it costs a serial
-        absent = _compare(keys.row(node_id), "VERSION", "EQUAL", version="0")
+        absent = _is_absent(keys.row(node_id))
         while True:
             done, answers = self._txn(
                 [absent], [self._put(keys.arrivals, b"", prev_kv=True)], [_get(keys.row(node_id))]
@@ -198,7 +197,7 @@ class EtcdBackend(RendezvousBackend):
             if (made := self._common.made.get(node_id)) is not None:
                 conditions = [
                     _compare(key, "CREATE", "EQUAL", create_revision=made.revision),
-                    _compare(key, "VALUE", "LESS", value=_text(pack_revision(revision))),
+                    _compare(key, "VALUE", "LESS", value=text_of(pack_revision(revision))),
                 ]
                 record = Row(node_id, made.serial, revision, value).pack()
                 changes = [self._put(key, record), self._put(self._keys.roster, b"")]
@@ -271,11 +270,9 @@ class EtcdBackend(RendezvousBackend):
     def append(self, prev: Link, entry: Link, data: bytes) -> bool:
         """Write an entry on top of ``prev``: one round trip."""
         keys, record = self._keys, Entry(entry, data).pack()
-        if prev == ORIGIN:
-            built_on = _compare(keys.head, "VERSION", "EQUAL", version="0")
-        else:
-            built_on = _compare(keys.head, "VALUE", "EQUAL", value=_text(pack_link(prev)))
-        free = _compare(keys.ledger(entry.index), "VERSION", "EQUAL", version="0")
+        at_prev = _compare(keys.head, "VALUE", "EQUAL", value=text_of(pack_link(prev)))
+        built_on = _is_absent(keys.head) if prev == ORIGIN else at_prev
+        free = _is_absent(keys.ledger(entry.index))
         written = [
             self._put(keys.ledger(entry.index), record),
             self._put(keys.head, pack_link(entry)),
@@ -295,13 +292,13 @@ class EtcdBackend(RendezvousBackend):
         told, self._told = self._told, None
         if told is not None and told[0] == index:
             return told[1]
-        found = _values(self._client.call(RANGE, _range(self._keys.ledger(index))))
+        found = _values(self._client.call(RANGE, range_of(self._keys.ledger(index))))
         return READER.entry(found[0]).data if found else None
 
     def shrink(self, index: int) -> None:
         """Let go of an entry's data, and keep its id: two round trips."""
         key = self._keys.ledger(index)
-        kvs = self._client.call(RANGE, _range(key)).get("kvs", ())
+        kvs = self._client.call(RANGE, range_of(key)).get("kvs", ())
         if not kvs:
             return
         link, data = READER.entry(_value(kvs[0]))
@@ -348,7 +345,7 @@ class EtcdBackend(RendezvousBackend):
     def _txn(
         self, compare: Sequence[Json], success: Sequence[Json], failure: Sequence[Json]
     ) -> tuple[bool, list[Json]]:
-        """One transaction: whether its conditions held, and the answers of the branch that was taken."""
+        """Run a transaction; return whether its conditions held, and the answers of the branch that was taken."""
         self._told = None
         request = {"compare": compare, "success": success, "failure": failure}
         for _ in range(3):
@@ -368,24 +365,24 @@ class EtcdBackend(RendezvousBackend):
             return
 
     def _put(self, key: bytes, value: bytes, *, prev_kv: bool = False) -> Json:
-        put = {"key": _text(key), "value": _text(value), "lease": self._lease, "prev_kv": prev_kv}
+        put = {"key": text_of(key), "value": text_of(value), "lease": self._lease, "prev_kv": prev_kv}
         return {"request_put": put}
 
 
 def _get(key: bytes, *, prefix: bool = False, keys_only: bool = False) -> Json:
-    return {"request_range": {**_range(key, _after(key) if prefix else None), "keys_only": keys_only}}
-
-
-def _range(key: bytes, end: bytes | None = None) -> Json:
-    return {"key": _text(key)} if end is None else {"key": _text(key), "range_end": _text(end)}
+    return {"request_range": {**range_of(key, _after(key) if prefix else None), "keys_only": keys_only}}
 
 
 def _delete(key: bytes) -> Json:
-    return {"request_delete_range": {"key": _text(key)}}
+    return {"request_delete_range": {"key": text_of(key)}}
 
 
 def _compare(key: bytes, target: str, result: str, **value: str) -> Json:
-    return {"key": _text(key), "target": target, "result": result, **value}
+    return {"key": text_of(key), "target": target, "result": result, **value}
+
+
+def _is_absent(key: bytes) -> Json:
+    return _compare(key, "VERSION", "EQUAL", version="0")
 
 
 def _after(prefix: bytes) -> bytes:
@@ -403,7 +400,3 @@ def _key(kv: Json) -> bytes:
 
 def _value(kv: Json) -> bytes:
     return b64decode(kv.get("value", ""))
-
-
-def _text(data: bytes) -> str:
-    return b64encode(data).decode()

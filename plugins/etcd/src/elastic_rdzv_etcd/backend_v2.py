@@ -81,7 +81,7 @@ class EtcdV2Backend(RendezvousBackend):
             raise
 
     def connect(self) -> EtcdV2Backend:
-        """Another connection to the same job."""
+        """Return another connection to the same job."""
         try:
             return EtcdV2Backend(self._members, self._run_id)
         except RendezvousConnectionError:
@@ -225,7 +225,7 @@ class EtcdV2Backend(RendezvousBackend):
             self._watch("state" if roster else "state/head", index + 1, min(left, LOOK_AGAIN))
 
     def _state(self) -> tuple[dict[str, Found], int]:
-        """Head and roster's mark, and the store's revision at which they were read."""
+        """Return the head and the roster's mark, and the store's revision at which they were read."""
         try:
             state = self._ask(lambda client: client.read(f"{self._root}/state", recursive=True, quorum=True))
         except etcd.EtcdKeyNotFound as exc:

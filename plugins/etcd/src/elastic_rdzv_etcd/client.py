@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ from elastic_rdzv_etcd.connection import PAUSE, Connection
 from elastic_rdzv_etcd.endpoint import Site
 from elastic_rdzv_etcd.gateway import Gateway, Unreachable
 from elastic_rdzv_etcd.refusals import Kind, Refusal, in_words
+
+RANGE = "/v3/kv/range"
 
 _T = TypeVar("_T")
 
@@ -77,10 +80,6 @@ class Client(Connection):
         if site == sites[0]:
             self.cluster.answered(sites[1 % len(sites)])
 
-    @property
-    def _site(self) -> Site | None:
-        return None if self._gateway is None else self._gateway.site
-
     def _hang_up(self) -> None:
         with self._lock:
             if self._gateway is not None:
@@ -118,7 +117,7 @@ class Client(Connection):
             self._drop()
             gateway = Gateway(site, self.cluster.context, timeout)
             with self._lock:
-                self._gateway = gateway
+                self._gateway, self._site = gateway, site
         if self.closed:
             self._drop()
             raise Unreachable("this connection is closed", final=True)
@@ -126,7 +125,7 @@ class Client(Connection):
 
     def _drop(self) -> None:
         with self._lock:
-            gateway, self._gateway = self._gateway, None
+            gateway, self._gateway, self._site = self._gateway, None, None
         if gateway is not None:
             gateway.discard()
 
@@ -134,3 +133,13 @@ class Client(Connection):
         if refused.kind in (Kind.NO_LEASE, Kind.LEASE_THERE):
             return Lost(refused.text)
         return in_words(refused, site, self.cluster.options.user)
+
+
+def text_of(data: bytes) -> str:
+    """Return bytes as a request has them."""
+    return b64encode(data).decode()
+
+
+def range_of(key: bytes, end: bytes | None = None) -> dict[str, Any]:
+    """Return the request for a key, or for the keys from it up to ``end``."""
+    return {"key": text_of(key)} if end is None else {"key": text_of(key), "range_end": text_of(end)}

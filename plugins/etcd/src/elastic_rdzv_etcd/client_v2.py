@@ -24,6 +24,12 @@ from elastic_rdzv_etcd.gateway import Unreachable, hung_up
 from elastic_rdzv_etcd.members import Members
 
 NO_V2 = "404 page not found"  # the answer of a member that does not serve API v2
+_MUTE = (
+    urllib3.exceptions.NewConnectionError,
+    urllib3.exceptions.ConnectTimeoutError,
+    urllib3.exceptions.ProtocolError,
+)
+"""No server took the connection, or the server closed it without an answer."""
 
 logging.getLogger("etcd").propagate = False  # it logs every error that we report, and some that we do not
 
@@ -42,7 +48,7 @@ class _Client(etcd.Client):  # type: ignore[misc]  # it has no annotations
             read_timeout=ATTEMPT,
             allow_redirect=False,
             username=options.user,
-            password=None if options.password is None else options.password.text,
+            password=options.password,
         )
         self.http.connection_pool_kw["retries"] = False
         if site.endpoint.tls:
@@ -56,7 +62,7 @@ class _Client(etcd.Client):  # type: ignore[misc]  # it has no annotations
 
 
 def _pools(opened: Callable[[socket.socket], None]) -> dict[str, type[HTTPConnectionPool]]:
-    """Pools whose connections tell of their sockets."""
+    """Return pools whose connections pass their sockets to ``opened``."""
 
     class Plain(HTTPConnection):
         def connect(self) -> None:
@@ -85,7 +91,6 @@ class ClientV2(Connection):
     def __init__(self, members: Members) -> None:
         super().__init__(members)
         self._client: _Client | None = None
-        self._leads_to: Site | None = None
         self._served = False  # true once a member has answered here
         self._sockets: list[socket.socket] = []
 
@@ -111,14 +116,10 @@ class ClientV2(Connection):
 
         return self._ask_any(ask_member, reaching=reaching, once=once)
 
-    @property
-    def _site(self) -> Site | None:
-        return self._leads_to
-
     def _at(self, site: Site, timeout: float) -> _Client:
-        if self._client is None or self._leads_to != site:
+        if self._client is None or self._site != site:
             self._drop()
-            self._client, self._leads_to = _Client(site, self._members, self._opened), site
+            self._client, self._site = _Client(site, self._members, self._opened), site
         self._client._read_timeout = timeout  # python-etcd has no other way to change it
         if self.closed:
             raise Unreachable("this connection is closed")
@@ -141,7 +142,7 @@ class ClientV2(Connection):
         if self._client is not None:
             self._client.http.clear()
         with self._lock:
-            self._client, self._leads_to = None, None
+            self._client, self._site = None, None
             for connection in self._sockets:
                 connection.close()
             self._sockets.clear()
@@ -164,7 +165,9 @@ class ClientV2(Connection):
             ) from exc
         except etcd.EtcdConnectionFailed as exc:
             raise Unreachable(
-                _reason(exc.cause, site, served=self._served), final=_untrusted(exc.cause), mute=_is_mute(exc.cause)
+                _reason(exc.cause, site, served=self._served),
+                final=isinstance(exc.cause, urllib3.exceptions.SSLError),
+                mute=isinstance(exc.cause, _MUTE),
             ) from exc
         except etcd.EtcdException as exc:
             if NO_V2 in str(exc):
@@ -181,19 +184,6 @@ class ClientV2(Connection):
 
 def _text(exc: BaseException) -> str:
     return str(exc)[:300].strip().replace("\n", " ")
-
-
-def _untrusted(cause: BaseException | None) -> bool:
-    return isinstance(cause, urllib3.exceptions.SSLError)
-
-
-def _is_mute(cause: BaseException | None) -> bool:
-    kinds = (
-        urllib3.exceptions.NewConnectionError,
-        urllib3.exceptions.ConnectTimeoutError,
-        urllib3.exceptions.ProtocolError,
-    )
-    return isinstance(cause, kinds)
 
 
 def _reason(cause: BaseException | None, site: Site, *, served: bool) -> str:

@@ -56,7 +56,7 @@ class Cluster(Members):
 
     def _authenticate(self, gateway: Gateway, timeout: float) -> str | None:
         assert self.options.password is not None
-        body = json.dumps({"name": self.options.user, "password": self.options.password.text}).encode()
+        body = json.dumps({"name": self.options.user, "password": self.options.password}).encode()
         try:
             answer = gateway.post(AUTHENTICATE, body, None, timeout)
         except Refusal as refused:

@@ -42,6 +42,7 @@ class Connection(ABC):
         self._using = threading.Lock()  # held for as long as a request takes
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._site: Site | None = None  # the member that it leads to; None while there is no connection
 
     @property
     def closed(self) -> bool:
@@ -55,11 +56,6 @@ class Connection(ABC):
         if self._using.acquire(timeout=LET_GO):  # else the thread that uses it drops it
             self._drop()
             self._using.release()
-
-    @property
-    @abstractmethod
-    def _site(self) -> Site | None:
-        """The member that it leads to; None while there is no connection."""
 
     @abstractmethod
     def _hang_up(self) -> None:
@@ -113,7 +109,8 @@ class Connection(ABC):
                     return answer
             spent = time.monotonic() - began
             enough = reaching and spent >= options.listen_timeout
-            final = all(site in failures and failures[site].is_final(enough=enough) for site in sites)
+            known = [failures.get(site) for site in sites]
+            final = all(exc is not None and (exc.final or (enough and exc.mute)) for exc in known)
             if spent >= budget or final:
                 raise self._failed(failures, spent)
             limit *= 2

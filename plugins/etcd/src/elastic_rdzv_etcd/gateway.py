@@ -43,15 +43,11 @@ class Unreachable(Exception):
 
     def __init__(self, reason: str, *, final: bool = False, mute: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.final, self.mute = reason, final, mute
-
-    def is_final(self, *, enough: bool) -> bool:
-        """Return True if no further try is due, where the time for members that do not answer is up or not."""
-        return self.final or (enough and self.mute)
+        self.final, self.mute = final, mute
 
 
 def hung_up(site: Site) -> str:
-    """Why a member may hang up before it has said anything, for the end of a message."""
+    """Return the possible reason why a member hangs up before its first answer, for the end of a message."""
     if site.endpoint.tls:
         return "; if it wants a client's certificate, see --rdzv_conf cert and key"
     return "; if it speaks TLS, the endpoint must say https://"
@@ -107,13 +103,9 @@ class Gateway:
             Unreachable: There was no answer; whether it was done is not known.
         """
         with _reported(timeout, self._doubt):
-            self._socket.settimeout(timeout)
-            answer = self._ask(path, body, token)
-            text = answer.read(MOST_BYTES + 1)
+            text = self._ask(path, body, token, timeout).read(MOST_BYTES + 1)
             if len(text) > MOST_BYTES:
                 raise Unreachable(f"it answered with more than {MOST_BYTES} bytes", final=True)
-            if answer.status != http.HTTPStatus.OK:
-                raise refusal(answer.status, text)
             said = json.loads(text.partition(b"\n")[0])  # of a stream (a lease is kept alive by one) the first message
         return _message(said)
 
@@ -125,25 +117,25 @@ class Gateway:
             Unreachable: There was no answer, or no further one.
         """
         with _reported(timeout, self._doubt):
-            self._socket.settimeout(timeout)
-            answer = self._ask(path, body, token)
-            if answer.status != http.HTTPStatus.OK:
-                raise refusal(answer.status, answer.read(MOST_BYTES))
-            first = json.loads(answer.readline(MOST_BYTES))
+            answer = self._ask(path, body, token, timeout)
+            said = json.loads(answer.readline(MOST_BYTES))
             self._socket.settimeout(None)
-        if _message(first).get("canceled"):
-            raise from_text(str(_message(first).get("cancel_reason", "it was cancelled")))
+        if (first := _message(said)).get("canceled"):
+            raise from_text(str(first.get("cancel_reason", "it was cancelled")))
         return _messages(answer)
 
-    def _ask(self, path: str, body: bytes, token: str | None) -> http.client.HTTPResponse:
+    def _ask(self, path: str, body: bytes, token: str | None, timeout: float) -> http.client.HTTPResponse:
         # A member that has lost its cluster is to say so, rather than to keep a watch waiting in vain.
         headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
         if token is not None:
             headers["Authorization"] = token
+        self._socket.settimeout(timeout)
         self._http.request("POST", path, body, headers)
         self._http.flush()
         answer = self._http.getresponse()
         self._doubt = ""
+        if answer.status != http.HTTPStatus.OK:
+            raise refusal(answer.status, answer.read(MOST_BYTES))
         return answer
 
 
@@ -168,7 +160,7 @@ def _message(said: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reported(timeout: float, doubt: str) -> Iterator[None]:
-    """Whatever breaks in a connection, as one kind of error; ``doubt`` is added where a member breaks it."""
+    """Raise each error of a connection as :class:`Unreachable`; ``doubt`` is added where the member breaks it."""
     try:
         yield
     except (Refusal, Unreachable):
@@ -203,25 +195,26 @@ def _dial(site: Site, context: ssl.SSLContext | None, timeout: float) -> socket.
             return plain
         assert context is not None
         return context.wrap_socket(plain, server_hostname=site.endpoint.host)
-    except ssl.SSLCertVerificationError as exc:
-        plain.close()
-        reason = f"its certificate is not to be trusted: {exc.verify_message}"
-        raise Unreachable(f"{reason}; see --rdzv_conf cacert=FILE", final=True) from exc
-    except ssl.SSLEOFError as exc:
-        plain.close()
-        doubt = "; if it speaks none, write http:// before the host"
-        raise Unreachable(f"it hung up when TLS was to begin{doubt}", mute=True) from exc
-    except ssl.SSLError as exc:
-        plain.close()
-        if exc.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
-            raise Unreachable("it does not speak TLS; write http:// before the host", final=True) from exc
-        raise Unreachable(f"TLS is refused: {exc.reason or exc}; see --rdzv_conf cert and key", final=True) from exc
-    except TimeoutError as exc:
+    except OSError as exc:
         waited = plain.gettimeout()
         plain.close()
-        raise Unreachable(f"no answer for {waited:.2g} s", mute=not taken) from exc
-    except OSError as exc:
-        plain.close()
-        reset = site.endpoint.tls and isinstance(exc, ConnectionResetError)  # as it may look when it hangs up
-        doubt = "; if it speaks no TLS, write http:// before the host" if reset else ""
-        raise Unreachable(f"{exc.strerror or exc}{doubt}", mute=True) from exc
+        if isinstance(exc, TimeoutError):
+            raise Unreachable(f"no answer for {waited:.2g} s", mute=not taken) from exc
+        raise _not_connected(exc, tls=site.endpoint.tls) from exc
+
+
+def _not_connected(exc: OSError, *, tls: bool) -> Unreachable:
+    match exc:
+        case ssl.SSLCertVerificationError():
+            reason = f"its certificate is not to be trusted: {exc.verify_message}"
+            return Unreachable(f"{reason}; see --rdzv_conf cacert=FILE", final=True)
+        case ssl.SSLEOFError():
+            doubt = "; if it speaks none, write http:// before the host"
+            return Unreachable(f"it hung up when TLS was to begin{doubt}", mute=True)
+        case ssl.SSLError(reason="WRONG_VERSION_NUMBER" | "HTTP_REQUEST" | "RECORD_LAYER_FAILURE"):
+            return Unreachable("it does not speak TLS; write http:// before the host", final=True)
+        case ssl.SSLError():
+            return Unreachable(f"TLS is refused: {exc.reason or exc}; see --rdzv_conf cert and key", final=True)
+    reset = tls and isinstance(exc, ConnectionResetError)  # as it may look when it hangs up
+    doubt = "; if it speaks no TLS, write http:// before the host" if reset else ""
+    return Unreachable(f"{exc.strerror or exc}{doubt}", mute=True)

@@ -14,14 +14,14 @@ LEAST_DAYS = 30.0  # days for which a job must fit into the quota; most jobs are
 
 
 def days_until_full(nodes: int, beat_interval: float, used: int) -> float:
-    """Days until the heartbeats of so many nodes fill the default quota, of which ``used`` bytes are taken."""
+    """Return the days until the heartbeats of so many nodes fill the default quota; ``used`` bytes are taken."""
     return max(0, DEFAULT_QUOTA - used) / (BYTES_PER_HEARTBEAT * nodes / beat_interval) / 86_400
 
 
 def history_warning(
     *, revision: int, compacted: bool, used: int, max_nodes: int, beat_interval: float, where: str
 ) -> StoreWarning | None:
-    """Why the job will fill etcd's quota; None where it does not, where etcd is compacted, or is too young to tell.
+    """Return a warning if the job fills etcd's quota; None if etcd is compacted, or too young to tell.
 
     ``used`` is in bytes; ``compacted`` says whether the first revisions were compacted.
     """

@@ -59,7 +59,7 @@ class Members:
         return ",".join(map(str, self._endpoints))
 
     def sites(self) -> list[Site]:
-        """All addresses, the one that answered last first."""
+        """Return all addresses, the one that answered last first."""
         with self._lock:
             known = [site for endpoint in self._endpoints for site in self._known.get(endpoint, ())]
             sites = list(dict.fromkeys(known))
@@ -67,7 +67,7 @@ class Members:
             return sites[at:] + sites[:at]
 
     def answered(self, site: Site) -> None:
-        """Others begin with this one from now on."""
+        """Have all connections begin with this address from now on."""
         with self._lock:
             self._favourite = site
 
@@ -111,7 +111,7 @@ def _is_unknown(answer: Future[None]) -> bool:
 
 
 def _reason(answer: Future[None], spent: float) -> str | None:
-    """Why a name has no address; None where it has one."""
+    """Return the reason why a name has no address; None where it has one."""
     if not answer.done():
         return f"no answer within {spent:.2g} s"
     match answer.exception():

@@ -1,14 +1,14 @@
 """The ``--rdzv_conf`` keys of both backends, and what comes from the environment instead.
 
 Every user of the host can read a command line, so no password is taken from there: it comes from a
-file or from the environment, and from then on it is a :class:`Secret`, which prints as ``***``.
+file or from the environment, and is never shown.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,16 +29,6 @@ TLS_KEYS: Mapping[str, tuple[str, ...]] = {
 """A file's meaning, and the keys that name it: torch has two spellings for each."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Secret:
-    """A text that is not to be shown."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return "***"
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of a connection to etcd, with the user. Durations are in seconds."""
@@ -49,7 +39,7 @@ class Options:
     cert: str | None = None
     key: str | None = None
     user: str | None = None
-    password: Secret | None = None
+    password: str | None = field(default=None, repr=False)
     connect_timeout: float = 2.5  # until a member answers, at first
     listen_timeout: float = 1.0
     """Until one of them takes a connection and says anything, at first: one that restarts does by then, and so does one
@@ -145,7 +135,7 @@ def _tls(config: Mapping[str, str], files: Mapping[str, str | None]) -> bool | N
     return protocol == "https"
 
 
-def _credentials(config: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str | None, Secret | None]:
+def _credentials(config: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str | None, str | None]:
     if "password" in config:
         raise UsageError(
             "--rdzv_conf has a password in it, which every user of this host could read.",
@@ -167,4 +157,4 @@ def _credentials(config: Mapping[str, str], environ: Mapping[str, str]) -> tuple
             f"There is {there} for etcd, and no {missing.partition(' ')[2]}.",
             hint=f"Say --rdzv_conf user=NAME,password_file=PATH, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}.",
         )
-    return user, None if password is None else Secret(password)
+    return user, password

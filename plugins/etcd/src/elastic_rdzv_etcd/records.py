@@ -16,7 +16,6 @@ API v2 changes one key at a time, and so has a little more (``backend_v2``).
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous import ORIGIN, RecordReader, quoted
@@ -28,68 +27,28 @@ _HINT = "Something that is not part of this job has written to etcd; give the jo
 READER = RecordReader("etcd", _HINT)
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one job in API v3."""
+    """The keys of one job in API v3; ``state``, ``rows`` and ``heartbeats`` are prefixes of keys."""
 
-    prefix: str
-    run_id: str
-
-    @property
-    def head(self) -> bytes:
-        """The newest entry's link."""
-        return self._key("head")
-
-    @property
-    def newest(self) -> bytes:
-        """The newest entry, whole."""
-        return self._key("state", "newest")
-
-    @property
-    def roster(self) -> bytes:
-        """The mark of the roster's version."""
-        return self._key("state", "roster")
-
-    @property
-    def state(self) -> bytes:
-        """The prefix of the keys of both."""
-        return self._key("state", "")
+    def __init__(self, prefix: str, run_id: str) -> None:
+        self._job = job = f"{prefix}/{quoted(run_id)}/".encode()
+        self.head, self.arrivals = job + b"head", job + b"arrivals"
+        self.state, self.newest, self.roster = job + b"state/", job + b"state/newest", job + b"state/roster"
+        self.rows, self.heartbeats = job + b"row/", job + b"heartbeat/"
+        self.lease = int.from_bytes(hashlib.sha256(job + b"lease").digest()[:8], "big") >> 1 or 1
+        """The number of the job's lease, a positive int64: made from the job's name, so that every node knows it."""
 
     def ledger(self, index: int) -> bytes:
-        """Return an entry."""
-        return self._key("ledger", str(index))
-
-    @property
-    def arrivals(self) -> bytes:
-        """The counter of serials."""
-        return self._key("arrivals")
-
-    @property
-    def rows(self) -> bytes:
-        """The prefix of the keys of all rows."""
-        return self._key("row", "")
+        """Return the key of an entry."""
+        return self._job + b"ledger/%d" % index
 
     def row(self, node_id: str) -> bytes:
-        """Return a row."""
-        return self._key("row", quoted(node_id))
-
-    @property
-    def heartbeats(self) -> bytes:
-        """The prefix of the keys of all heartbeats."""
-        return self._key("heartbeat", "")
+        """Return the key of a node's row."""
+        return self.rows + quoted(node_id).encode()
 
     def heartbeat(self, node_id: str) -> bytes:
-        """Return a row's heartbeat."""
-        return self._key("heartbeat", quoted(node_id))
-
-    @property
-    def lease(self) -> int:
-        """The number of the job's lease, a positive int64: made from the job's name, so that every node knows it."""
-        digest = hashlib.sha256(self._key("lease")).digest()
-        return int.from_bytes(digest[:8], "big") >> 1 or 1
-
-    def _key(self, *parts: str) -> bytes:
-        return "/".join((self.prefix, quoted(self.run_id), *parts)).encode()
+        """Return the key of a node's heartbeat."""
+        return self.heartbeats + quoted(node_id).encode()
 
 
 def check_newest(head: bytes | None, newest: bytes | None) -> None:

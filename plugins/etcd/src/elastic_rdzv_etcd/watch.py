@@ -9,17 +9,17 @@ waiter looks again, and begins another one from there.
 from __future__ import annotations
 
 import threading
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_rdzv_etcd.client import Client
+from elastic_rdzv_etcd.client import RANGE, Client, range_of
 from elastic_rdzv_etcd.gateway import Unreachable
 from elastic_rdzv_etcd.refusals import Refusal
 
-WATCH, RANGE = "/v3/watch", "/v3/kv/range"
+WATCH = "/v3/watch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,67 +69,54 @@ class Watch:
     """
 
     def __init__(self, client: Client, first: bytes, end: bytes | None, view: View) -> None:
-        asked: dict[str, Any] = {"key": _text(first), "start_revision": str(view.revision + 1)}
-        if end is not None:
-            asked["range_end"] = _text(end)
+        asked = {**range_of(first, end), "start_revision": str(view.revision + 1)}
         self._gateway, self._messages = client.stream(WATCH, {"create_request": asked})
         self.keys = first, end
         self._changed = threading.Condition()
-        self._view = view
-        self._spoken = False
-        self._ended: str | None = None
+        self.view = view  # the keys, as far as the watch has told
+        self.told = False  # whether the watch has had an event, or has ended only because it began too early
+        self.ended: str | None = None  # the reason why nothing will come any more; None while something may
         self._thread = threading.Thread(target=self._listen, name="elastic-etcd-watch", daemon=True)
         self._thread.start()
-
-    @property
-    def view(self) -> View:
-        """The keys, as far as this has told."""
-        return self._view
-
-    @property
-    def told(self) -> bool:
-        """Return True if the watch has had an event, or has ended only because it began too early."""
-        return self._spoken
-
-    @property
-    def ended(self) -> str | None:
-        """Why nothing will come any more; None while something may."""
-        return self._ended
 
     def saw(self, view: View) -> None:
         """Take what a caller has read, which may be newer than what this watch has reported."""
         with self._changed:
-            if view.revision > self._view.revision:
-                self._view = view
+            if view.revision > self.view.revision:
+                self.view = view
 
     def sleep(self, revision: int, timeout: float) -> None:
         """Return once something has happened after ``revision``, or nothing will any more, or after ``timeout`` s."""
         with self._changed:
-            self._changed.wait_for(lambda: self._view.revision > revision or self._ended is not None, timeout)
+            self._changed.wait_for(lambda: self.view.revision > revision or self.ended is not None, timeout)
 
     def close(self) -> None:
         """End the stream; the sleep of another thread ends. May be repeated."""
         self._gateway.close()
-        with self._changed:
-            self._ended = self._ended or "it was closed"
-            self._changed.notify_all()
+        self._end("it was closed")
 
     def bury(self) -> None:
-        """Wait for the thread, which ends with the stream."""
+        """Close the watch, and wait for its thread, which ends with the stream."""
+        self.close()
         self._thread.join(1.0)
+
+    def _end(self, why: str) -> None:
+        with self._changed:
+            self.ended = self.ended or why
+            self._changed.notify_all()
 
     def _listen(self) -> None:
         why = "it has ended the stream"
         try:
             for message in self._messages:
                 if message.get("canceled") or "compact_revision" in message:
-                    self._spoken = self._spoken or "compact_revision" in message
+                    self.told = self.told or "compact_revision" in message
                     why = str(message.get("cancel_reason", "the revision is compacted"))
                     break
                 if events := message.get("events"):
                     with self._changed:
-                        self._view = self._view.after(events)
-                        self._spoken = True
+                        self.view = self.view.after(events)
+                        self.told = True
                         self._changed.notify_all()
         except (Unreachable, Refusal) as exc:
             why = str(exc)
@@ -137,9 +124,7 @@ class Watch:
             why = "it tells of something that cannot be"
         finally:
             self._gateway.discard()
-            with self._changed:
-                self._ended = self._ended or why
-                self._changed.notify_all()
+            self._end(why)
 
 
 class Watcher:
@@ -164,9 +149,8 @@ class Watcher:
             RendezvousConnectionError: No member answered in time.
             RendezvousStateError: They refuse it.
         """
-        asked = {"key": _text(first)} if end is None else {"key": _text(first), "range_end": _text(end)}
         told = 0 if self._watch is None else self._watch.view.revision
-        view = View.of(self._client.call(RANGE, asked))
+        view = View.of(self._client.call(RANGE, range_of(first, end)))
         if view.revision < told:
             self._drop()
         self._seen = (first, end), view
@@ -220,14 +204,9 @@ class Watcher:
 
     def _drop(self) -> None:
         if self._watch is not None:
-            self._watch.close()
             self._watch.bury()
             self._watch = None
 
 
 def _held(kv: Mapping[str, Any]) -> tuple[bytes, Held]:
     return b64decode(kv["key"]), Held(b64decode(kv.get("value", "")), int(kv["mod_revision"]))
-
-
-def _text(data: bytes) -> str:
-    return b64encode(data).decode()

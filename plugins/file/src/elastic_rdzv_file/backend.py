@@ -96,7 +96,7 @@ class FileBackend(RendezvousBackend):
         return cls(store, poll_interval)
 
     def connect(self) -> FileBackend:
-        """Another connection to the same directory, which is made anew where it has been deleted."""
+        """Return another connection to the same directory, which is made anew where it has been deleted."""
         self._store.make()
         with self._io():
             self._store.ledger.last()
@@ -263,7 +263,7 @@ class FileBackend(RendezvousBackend):
         return serial
 
     def _marks(self) -> dict[str, Mark]:
-        """Every row's mark, by name; a row that is renamed during the listing may be missed."""
+        """Return every row's mark, by name; a row that is renamed during the listing may be missed."""
         return marks_in(os.listdir(self._store.roster))
 
     def _find(self, name: str) -> Mark | None:

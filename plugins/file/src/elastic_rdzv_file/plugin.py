@@ -36,13 +36,10 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend:
         RendezvousConnectionError: The job's directory cannot be made.
         RendezvousStateError: Another user has put something else there.
     """
-    interval = params.config.get("poll_interval")
+    interval = params.get("poll_interval")
     parent, made = _directory(params.endpoint)
-    seconds, shared = (
-        None if interval is None else positive_seconds("poll_interval", interval),
-        params.get_as_bool("shared") or False,
-    )
-    return FileBackend.open(parent, params.run_id, seconds, made=made, shared=shared)
+    seconds = None if interval is None else positive_seconds("poll_interval", interval)
+    return FileBackend.open(parent, params.run_id, seconds, made=made, shared=bool(params.get_as_bool("shared")))
 
 
 def _directory(endpoint: str) -> tuple[Path, bool]:

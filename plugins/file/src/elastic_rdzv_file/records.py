@@ -36,7 +36,7 @@ class Mark:
 
 
 def marks_in(names: Iterable[str]) -> dict[str, Mark]:
-    """Every row's newest mark among the names of files, by the row's name. Files of others are passed over."""
+    """Return every row's newest mark among the names of files, by the row's name. Files of others are passed over."""
     marks: dict[str, Mark] = {}
     for text in names:
         if (match := _MARK.fullmatch(text)) is not None:

@@ -88,7 +88,11 @@ def parse_elastic_job(document: object, source: str, *, endpoint: str | None = N
         namespace=None if (space := metadata.get("namespace")) is None else _label(space),
         labels=_texts(metadata.get("labels")),
         annotations=_texts(metadata.get("annotations")),
-        endpoint=_endpoint(spec) if endpoint is None else _checked_endpoint(Field(endpoint, "--rdzv_endpoint", source)),
+        endpoint=_endpoint(
+            spec.need("rdzvEndpoint", "It is the etcd's or the Redis's address, HOST:PORT.")
+            if endpoint is None
+            else Field(endpoint, "--rdzv_endpoint", source)
+        ),
         min_nodes=least,
         nodes=nodes,
         max_nodes=most,
@@ -150,11 +154,7 @@ def _label(value: Field) -> str:
     return text
 
 
-def _endpoint(spec: Field) -> str:
-    return _checked_endpoint(spec.need("rdzvEndpoint", "It is the etcd's or the Redis's address, HOST:PORT."))
-
-
-def _checked_endpoint(value: Field) -> str:
+def _endpoint(value: Field) -> str:
     text = value.text().strip()
     if "<" in text or ">" in text:
         raise value.wrong(

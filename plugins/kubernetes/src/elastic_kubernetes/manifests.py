@@ -43,7 +43,7 @@ def as_job(job: ElasticJob, options: PodOptions) -> list[Manifest]:
     names = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB_NAME_LABEL: job.name}}
     return [
         _manifest(job, "v1", "Service", names),
-        _manifest(job, "batch/v1", "Job", {**_job_spec(job, template), **_ttl(job)}),
+        _manifest(job, "batch/v1", "Job", {**_job_spec(job, template), **_expiry(job)}),
         *_disruption_budget(job, JOB_NAME_LABEL),
     ]
 
@@ -52,7 +52,7 @@ def as_jobset(job: ElasticJob, options: PodOptions) -> list[Manifest]:
     """Return a JobSet of one Indexed Job, which begins anew where the failure was not the program's."""
     template = pod_template(job, options, find_launch(_container(job)), sizes=True, name_label=JOBSET_NAME_LABEL)
     replicated = {"name": NODE, "replicas": 1, "template": {"spec": _job_spec(job, template)}}
-    jobset = _manifest(job, "jobset.x-k8s.io/v1alpha2", "JobSet", {**_jobset_spec(replicated), **_ttl(job)})
+    jobset = _manifest(job, "jobset.x-k8s.io/v1alpha2", "JobSet", {**_jobset_spec(replicated), **_expiry(job)})
     return [jobset, *_disruption_budget(job, JOBSET_NAME_LABEL)]
 
 
@@ -91,9 +91,8 @@ def as_trainjob(job: ElasticJob, options: PodOptions) -> list[Manifest]:
     spec: Manifest = {
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": job.name},
         "trainer": trainer,
+        **_given(activeDeadlineSeconds=job.deadline_seconds),
     }
-    if job.deadline_seconds is not None:
-        spec["activeDeadlineSeconds"] = job.deadline_seconds
     return [runtime, _manifest(job, TRAINER, "TrainJob", spec), *_disruption_budget(job, JOBSET_NAME_LABEL)]
 
 
@@ -179,37 +178,35 @@ def _container(job: ElasticJob) -> Mapping[str, Any]:
 
 
 def _manifest(job: ElasticJob, api_version: str, kind: str, spec: Manifest) -> Manifest:
-    metadata: Manifest = {"name": job.name}
-    if job.namespace is not None:
-        metadata["namespace"] = job.namespace
-    if job.labels:
-        metadata["labels"] = dict(job.labels)
-    if job.annotations:
-        metadata["annotations"] = dict(job.annotations)
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+    own = _given(namespace=job.namespace, labels=dict(job.labels) or None, annotations=dict(job.annotations) or None)
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": job.name, **own}, "spec": spec}
 
 
-def _ttl(job: ElasticJob) -> Manifest:
-    return {} if job.ttl_seconds is None else {"ttlSecondsAfterFinished": job.ttl_seconds}
+def _given(**fields: object) -> Manifest:
+    """Return the fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _expiry(job: ElasticJob) -> Manifest:
+    return _given(ttlSecondsAfterFinished=job.ttl_seconds)
 
 
 def _job_spec(job: ElasticJob, template: Manifest) -> Manifest:
     """Return the spec of an Indexed Job whose pods are nodes."""
     name = template["spec"]["containers"][job.container]["name"]
-    spec: Manifest = {
+    return {
         "completionMode": "Indexed",
         "completions": job.nodes,
         "parallelism": job.nodes,
         **_job_policies(job, name),
+        **_given(activeDeadlineSeconds=job.deadline_seconds),
+        "template": template,
     }
-    if job.deadline_seconds is not None:
-        spec["activeDeadlineSeconds"] = job.deadline_seconds
-    return {**spec, "template": template}
 
 
 def _job_policies(job: ElasticJob, container: str) -> Manifest:
     """Return what follows the end of a pod, by the exit codes of ``elastic run`` (docs/reference/exit_codes.md)."""
-    policies: Manifest = {
+    return {
         "backoffLimitPerIndex": REPLACEMENTS,
         # The job has trained to its end when as many nodes say so as it needs. Pods that still wait for a machine are
         # deleted then; without this, the Job would wait for them.
@@ -223,10 +220,8 @@ def _job_policies(job: ElasticJob, container: str) -> Manifest:
                 {"action": "FailJob", "onExitCodes": _codes(container, *JOB_IS_OVER)},
             ]
         },
+        **_given(backoffLimit=job.backoff_limit),
     }
-    if job.backoff_limit is not None:
-        policies["backoffLimit"] = job.backoff_limit
-    return policies
 
 
 def _codes(container: str, *codes: int) -> Manifest:

@@ -13,12 +13,8 @@ from elastic_kubernetes.elastic_job import ElasticJob
 from elastic_kubernetes.quantities import format_bytes, parse_bytes
 
 LAUNCHER = ("elastic", "run")
-MODULES = (
-    "torchelastic.distributed.launch",
-    "torch.distributed.run",
-    "torch.distributed.launch",
-)  # after ``python -m``
 LAUNCH_MODULE = "torch.distributed.launch"  # the one that passes --local-rank to the script
+MODULES = ("torchelastic.distributed.launch", "torch.distributed.run", LAUNCH_MODULE)  # after ``python -m``
 JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"  # the Job controller's; the same for all pods of a Job
 SHARED_MEMORY, SHARED_MEMORY_PATH = "shared-memory", "/dev/shm"
 
@@ -105,12 +101,10 @@ def pod_template(
         # The container's first process may be a shell, which passes no signal on. The node is drained instead.
         drain = {"exec": {"command": ["sh", "-c", 'exec elastic drain "$ELASTIC_HOST_NAME"']}}
         container["lifecycle"] = {**(container.get("lifecycle") or {}), "preStop": drain}
-    container["env"] = _merged(
-        _variables(job, options, grace, sizes=sizes, name_label=name_label), container.get("env") or []
-    )
-    container.setdefault(
-        "terminationMessagePolicy", "FallbackToLogsOnError"
-    )  # so `kubectl describe` says why it failed
+    ours = _variables(job, options, grace, sizes=sizes, name_label=name_label)
+    container["env"] = _merged(ours, container.get("env") or [])
+    # `kubectl describe` then shows why the container failed.
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     extra = options.snapshots + _share_memory(spec, container, options.shared_memory)
     if resources := container.get("resources"):
         container["resources"] = _with_memory(resources, extra, job)

@@ -40,7 +40,7 @@ class Identity:
 
 
 def families(who: Identity, now: Measures) -> Iterator[Metric]:
-    """Everything that there is to tell, with its help; ``README.md`` lists it."""
+    """Yield all metrics, with their help; ``README.md`` lists them."""
     labels = {"job_id": who.job, "run": who.run, "node": who.node, "role": who.role}
     yield InfoMetricFamily("elastic_run", "The run that this agent is in, and the agent's name there.", labels)
     gauges = {
@@ -74,30 +74,26 @@ def families(who: Identity, now: Measures) -> Iterator[Metric]:
 
 
 def _buckets(recoveries: Recoveries) -> list[tuple[str, float]]:
-    """Each bound with how many are at or below it, as Prometheus counts."""
+    """Return each bound with the count of recoveries at or below it, as Prometheus counts."""
     return list(zip([*map(str, BUCKETS), "+Inf"], accumulate(recoveries.counts), strict=True))
 
 
 class MetricsServer:
-    """An HTTP server on a thread of its own, which does not keep the process alive."""
+    """An HTTP server on a thread of its own, which does not keep the process alive.
 
-    def __init__(self, server: _Server) -> None:
-        self._server = server
-        self._thread = threading.Thread(target=self._serve, name="metrics endpoint", daemon=True)
-        self._thread.start()
+    It answers with what ``measures`` returns at the time.
 
-    @classmethod
-    def open(cls, address: str, port: int, who: Identity, measures: Callable[[], Measures]) -> MetricsServer:
-        """Listen, and answer with what ``measures`` says at the time.
+    Raises:
+        OSError: The port is taken, or the address is not this host's.
+    """
 
-        Raises:
-            OSError: The port is taken, or the address is not this host's.
-        """
+    def __init__(self, address: str, port: int, who: Identity, measures: Callable[[], Measures]) -> None:
         registry = CollectorRegistry()  # one of our own: the default one tells of Python's garbage collector
         registry.register(_Reader(who, measures))
-        server = (_Server6 if ":" in address else _Server)((address, port), _Handler)
-        server.set_app(make_wsgi_app(registry))
-        return cls(server)
+        self._server = (_Server6 if ":" in address else _Server)((address, port), _Handler)
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._serve, name="metrics endpoint", daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -129,7 +125,7 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the agent's stderr is the user's."""
+        """Print nothing: the agent's stderr is the user's."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -140,7 +136,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """As the base does, but at leisure where no connection can be taken: it would be tried again at once."""
+        """Take a connection; pause after a failure, since the server would try again at once."""
         try:
             return super().get_request()
         except OSError:
@@ -148,19 +144,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def server_bind(self) -> None:
-        """As the base does, without asking the resolver for the host's full name, which can take seconds."""
+        """Bind the socket without asking the resolver for the host's full name, which can take seconds."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = _bound_to(self.socket)
+        self.server_name, self.server_port = self.socket.getsockname()[:2]
         self.setup_environ()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: a client that hangs up is its own affair."""
+        """Print nothing: a client may hang up."""
 
 
 class _Server6(_Server):
     address_family = socket.AF_INET6
-
-
-def _bound_to(listener: socket.socket) -> tuple[str, int]:
-    host, port, *_ = listener.getsockname()
-    return str(host), int(port)

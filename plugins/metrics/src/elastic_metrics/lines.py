@@ -50,7 +50,7 @@ class LineFile:
 
 
 def encoded(record: Mapping[str, object]) -> bytes:
-    """One line of JSON, in ASCII; what JSON has no word for, such as infinity, is written as text."""
+    """Return one line of JSON, in ASCII; a value that JSON lacks, such as infinity, becomes text."""
     return json.dumps(_plain(record)).encode("ascii") + b"\n"
 
 

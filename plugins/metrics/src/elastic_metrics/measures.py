@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from elastic_core.events import Event
 
 CAUSES = ("failure", "node_lost", "node_left", "resize", "store", "unseen")
-"""Why workers are started anew: the field ``cause`` of the event ``round_started``."""
+"""The causes of a new round: the field ``cause`` of the event ``round_started``."""
 
 UNKNOWN = "unknown"  # the cause of a recovery where the agent does not say why the round came
 
@@ -29,7 +29,7 @@ class Recoveries:
     total: float = 0.0
 
     def plus(self, seconds: float) -> Recoveries:
-        """With one more."""
+        """Return the histogram with one more recovery."""
         bucket = bisect_left(BUCKETS, seconds)
         counts = (*self.counts[:bucket], self.counts[bucket] + 1, *self.counts[bucket + 1 :])
         return Recoveries(counts, self.total + seconds)

@@ -93,7 +93,7 @@ class Prometheus:
         allowed = math.inf if config.max_restarts is None else config.max_restarts
         who = Identity(job=config.rdzv_id, run=run.run_uid, node=str(node), role=node.role, restarts_allowed=allowed)
         try:
-            self._endpoint = MetricsServer.open(place.address, place.port, who, lambda: self._measures)
+            self._endpoint = MetricsServer(place.address, place.port, who, lambda: self._measures)
         except OSError as exc:
             raise EndpointError(
                 f"There are no metrics at {place}: {exc.strerror or exc}.",

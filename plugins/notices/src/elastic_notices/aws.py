@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 
-from elastic_notices.http import Answer, ask, json_object, refused
+from elastic_notices.http import Answer, ask, json_object, text_of
 from elastic_notices.notice import Notice, NotUnderstoodError
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as for Amazon's own SDKs
@@ -97,11 +97,7 @@ class SpotKey:
         if answer.status == 401:  # the token is not valid any more
             self._token = None
             answer = self._send(url, self._headers())
-        if answer.status == 404:
-            return None
-        if answer.status != 200:
-            raise refused(answer, url)
-        return answer.text
+        return None if answer.status == 404 else text_of(answer, url)
 
     def _headers(self) -> dict[str, str]:
         if self._token is None:

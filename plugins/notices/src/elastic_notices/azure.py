@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
 
-from elastic_notices.http import TIMEOUT_SECONDS, Answer, ask, json_object, refused
+from elastic_notices.http import TIMEOUT_SECONDS, Answer, ask, json_object, text_of
 from elastic_notices.notice import Notice, NotUnderstoodError
 
 ENDPOINT_VARIABLE = "ELASTIC_NOTICES_AZURE_ENDPOINT"
@@ -96,7 +96,5 @@ class ScheduledEvents:
         return parse_events(text, self._machine, self._now())
 
     def _get(self, path: str, **given: float) -> str:
-        answer = self._send(self._endpoint + path, HEADERS, **given)
-        if answer.status != 200:
-            raise refused(answer, self._endpoint + path)
-        return answer.text
+        url = self._endpoint + path
+        return text_of(self._send(url, HEADERS, **given), url)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from elastic_notices.http import TIMEOUT_SECONDS, Answer, ask, refused
+from elastic_notices.http import TIMEOUT_SECONDS, Answer, ask, text_of
 from elastic_notices.notice import Notice, NotUnderstoodError
 
 HOST_VARIABLE = "GCE_METADATA_HOST"  # HOST[:PORT], as for Google's own libraries
@@ -94,8 +94,7 @@ class MetadataKey:
         answer = self._send(url, HEADERS, timeout=timeout)
         if answer.status != 200:
             self._etag = ""
-            raise refused(answer, self._url)
-        found = PARSERS[self._key](answer.text)
+        found = PARSERS[self._key](text_of(answer, self._url))
         if self._key == MAINTENANCE and any(notice.seconds is not None for notice in found):
             found = [at_window_start(notice, self._upcoming(), self._now()) for notice in found]
         etag = next((value for name, value in answer.headers.items() if name.lower() == "etag"), "")

@@ -72,6 +72,8 @@ def ask(url: str, headers: Mapping[str, str], *, method: str = "GET", timeout: f
         raise NotUnderstoodError("an answer that is no text") from exc
 
 
-def refused(answer: Answer, url: str) -> OSError:
-    """Return the error for an answer with an unexpected status."""
-    return OSError(f"{url} answers with status {answer.status}")
+def text_of(answer: Answer, url: str) -> str:
+    """Return the text of an answer with status 200; raise OSError for any other."""
+    if answer.status != 200:
+        raise OSError(f"{url} answers with status {answer.status}")
+    return answer.text

@@ -22,13 +22,8 @@ class NotUnderstoodError(Exception):
 class Source(Protocol):
     """One thing to ask a metadata service for."""
 
-    @property
-    def name(self) -> str:
-        """The name of the service in messages."""
-
-    @property
-    def advice(self) -> str:
-        """The advice to a user where the service does not answer: a sentence, or ''."""
+    name: str  # the name of the service in messages
+    advice: str  # the advice to a user where the service does not answer: a sentence, or ''
 
     def look(self) -> Sequence[Notice] | None:
         """Ask once, and return what is announced now; None if the machine is none that gets notices.

@@ -48,18 +48,13 @@ _LAYOUT = 2  # the version of what the keys hold; it is in their names, so that 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The names of one job's keys. The braces keep them together where a server divides keys by name."""
+def keys_of(prefix: str, run_id: str) -> tuple[str, str, str, str]:
+    """Return the names of one job's keys, in the order in which scripts take them.
 
-    prefix: str
-    run_id: str
-
-    @property
-    def all(self) -> tuple[str, str, str, str]:
-        """In the order in which scripts take them."""
-        job = f"{self.prefix}:v{_LAYOUT}:{{{quoted(self.run_id)}}}"
-        return f"{job}:ledger", f"{job}:roster", f"{job}:ledger-bell", f"{job}:roster-bell"
+    The braces keep them together where a server divides keys by name.
+    """
+    job = f"{prefix}:v{_LAYOUT}:{{{quoted(run_id)}}}"
+    return f"{job}:ledger", f"{job}:roster", f"{job}:ledger-bell", f"{job}:roster-bell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +88,7 @@ class RedisBackend(RendezvousBackend, ReplaceableServer):
     def __init__(self, dialler: Dialler, run_id: str, *, replaceable: bool = False) -> None:
         self._dialler = dialler
         self._run_id = run_id
-        self._keys = Keys(dialler.options.prefix, run_id).all
+        self._keys = keys_of(dialler.options.prefix, run_id)
         self._master = dialler.dial()
         self._client: Client = self._master.client
         self._reader = RecordReader(f"The Redis server at {self._client.where}", _WHO)
@@ -106,7 +101,7 @@ class RedisBackend(RendezvousBackend, ReplaceableServer):
         """The entry that a bell has just brought, after its index: what a read would find, until anything is asked."""
 
     def connect(self) -> RedisBackend:
-        """Another connection to the same job, on whichever server is the master by now."""
+        """Return another connection to the same job, on whichever server is the master by now."""
         return RedisBackend(self._dialler, self._run_id, replaceable=self._replaceable)
 
     def rehearse(self) -> None:

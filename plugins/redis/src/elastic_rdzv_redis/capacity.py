@@ -11,7 +11,7 @@ CONNECTIONS_PER_NODE = 4
 
 
 def capacity_warning(clients: str, max_nodes: int, where: str) -> StoreWarning | None:
-    """Why the server will refuse some nodes of a job; None if all fit, or if the server does not tell.
+    """Return a warning if the server will refuse some nodes of a job; None if all fit, or if it does not tell.
 
     ``clients`` is the answer to ``INFO clients`` (https://redis.io/docs/latest/commands/info/).
     """

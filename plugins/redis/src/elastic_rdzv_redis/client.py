@@ -130,7 +130,7 @@ class Client:
             self._plug.close()
 
     def ask(self, *command: str | bytes | int) -> Any:
-        """One command's answer, as redis-py reads it: bytes, numbers, None, and lists of them."""
+        """Return the answer to a command, as redis-py reads it: bytes, numbers, None, and lists of them."""
         with self._asking():
             return self._ask(*command)
 

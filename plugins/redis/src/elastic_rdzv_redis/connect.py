@@ -167,7 +167,7 @@ class Dialler:
             raise
 
     def _doubt(self) -> str:
-        """Why a server may hang up at once."""
+        """Return the advice for a server that hangs up at once."""
         if self.options.tls is None:
             return "If it speaks TLS, write rediss:// before the host."
         if self.options.tls.cert is None:
@@ -301,7 +301,7 @@ def _tls_context(options: Options) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Return an agent cannot be asked at a terminal, as OpenSSL would."""
+    """Refuse an encrypted key, for whose password OpenSSL would ask at a terminal."""
     raise UsageError("The private key of --rdzv_conf key or cert is encrypted.", hint="Give one that is not.")
 
 

@@ -1,4 +1,4 @@
-"""The scripts of the server, one atomic step each, in Lua. All take the same four keys, in the order of ``Keys``.
+"""The scripts of the server, one atomic step each, in Lua. All take the same four keys (``backend.keys_of``).
 
 * ``KEYS[1]``, the ledger: a hash of ``N`` → entry n; and ``head`` → the newest index.
 * ``KEYS[2]``, the roster: a hash of ``n:ID`` → ``SERIAL REVISION``, ``v:ID`` → the value, ``b:ID`` → the heartbeat;
@@ -68,7 +68,7 @@ class Script:
 
     @cached_property
     def sha(self) -> str:
-        """Its name."""
+        """The name by which the server knows the script."""
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -10,9 +10,7 @@ from elastic_slurm.allocation import Allocation
 
 FIRST_PORT, PORTS = 20_000, 10_000  # below the ports that Linux gives to outgoing connections (32768 and above)
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2,SIGURG"
-SHUTDOWN_TIMEOUT = (
-    90  # seconds for scripts that save on SIGTERM: with the grace, of the 120 of the sbatch files' notice
-)
+SHUTDOWN_TIMEOUT = 90  # seconds for scripts that save on SIGTERM: with the grace, of the 120 of sbatch files' notice
 LATEST = 86_400  # seconds that a job waits for the minimum of nodes where Slurm does not say when the allocation ends
 PREEMPTION_GRACE = 20  # seconds: within the 30 that Slurm leaves by default between SIGTERM and SIGKILL (KillWait)
 PLACE = ("rdzv_backend", "rdzv_endpoint", "node_rank", "master_addr", "master_port")
@@ -56,14 +54,10 @@ def _conf(here: Allocation, given: Mapping[str, object]) -> Default | None:
 
     The nodes of one step are there together: to wait for one of them that fails to start would cost all the others.
     """
-    pairs, origins = [], []
-    if here.order:
-        pairs.append(f"order={here.order}")
-        origins.append(here.order_from)
+    pairs = {f"order={here.order}": here.order_from} if here.order else {}
     if _is_array_of_nodes(here, given):
-        pairs.append(f"join_timeout={here.seconds_left or LATEST}")
-        origins.append("SLURM_JOB_END_TIME" if here.seconds_left else "a day")
-    return (",".join(pairs), " and ".join(origins)) if pairs else None
+        pairs[f"join_timeout={here.seconds_left or LATEST}"] = "SLURM_JOB_END_TIME" if here.seconds_left else "a day"
+    return (",".join(pairs), " and ".join(pairs.values())) if pairs else None
 
 
 def describe(found: Mapping[str, Default], job: str) -> str:

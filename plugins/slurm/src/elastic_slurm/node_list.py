@@ -10,6 +10,8 @@ from elastic_core.errors import UsageError
 
 MAX_HOSTS = 65_536  # what a list may expand to: more is a list that is not one
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
+_PART = r"(?:[^\[\],]|\[[^\[\]]*\])+"
+_LIST = re.compile(rf"{_PART}(?:,{_PART})*")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 
 
@@ -45,18 +47,11 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def _split(text: str) -> list[str]:
-    parts, depth, start = [], 0, 0
-    for place, character in enumerate(text):
-        depth += (character == "[") - (character == "]")
-        if not 0 <= depth <= 1:
-            raise _malformed(text)
-        if character == "," and not depth:
-            parts.append(text[start:place])
-            start = place + 1
-    parts.append(text[start:])
-    if depth or not all(part.strip() for part in parts):
+    """Return the parts between the commas that are in no bracket."""
+    parts = [part.strip() for part in re.findall(_PART, text)]
+    if not _LIST.fullmatch(text) or not all(parts):
         raise _malformed(text)
-    return [part.strip() for part in parts]
+    return parts
 
 
 def _expand_one(part: str, text: str) -> Iterator[str]:

@@ -23,10 +23,11 @@ def elastic_scheduler_defaults(
     if environ.get(SHUTDOWN_VARIABLE):
         given = {**given, "shutdown_timeout": environ[SHUTDOWN_VARIABLE]}
     found = defaults.flag_defaults(here, given, functools.partial(shared_directory.find, environ))
-    if here.first and (text := defaults.warning(here, given)) is not None:
-        click.echo(f"elastic: warning: {text}", err=True)
-    if here.first and (text := defaults.few_cpus(here, given, len(os.sched_getaffinity(0)))) is not None:
-        click.echo(f"elastic: warning: {text}", err=True)
-    if found and here.first:
+    if not here.first:
+        return found
+    for text in (defaults.warning(here, given), defaults.few_cpus(here, given, len(os.sched_getaffinity(0)))):
+        if text is not None:
+            click.echo(f"elastic: warning: {text}", err=True)
+    if found:
         click.echo(f"elastic: {defaults.describe(found, here.job)}", err=True)
     return found

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 VARIABLE = "ELASTIC_SHARED_DIRECTORY"
-FOLDER = (
-    f".elastic-{os.getuid()}"  # made in the shared directory, with a folder for each job; users may share a project
-)
+FOLDER = f".elastic-{os.getuid()}"  # in the shared directory, with a folder for each job; users may share a project
 NETWORK_TYPES = frozenset(
     (
         *("afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "dvs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
@@ -32,9 +30,7 @@ sees its own host, and file systems over object stores, whose ``link`` and ``ren
 def resolve(directory: str) -> str | None:
     """Return a directory without symbolic links, mounted; None if it is none in which this user can make a folder."""
     try:
-        os.stat(
-            os.path.join(directory, "")
-        )  # the automounter mounts at this look; with the slash also what a link names
+        os.stat(os.path.join(directory, ""))  # the automounter mounts it now; with the slash also what a link names
     except OSError:
         return None
     return os.path.realpath(directory) if os.access(directory, os.W_OK | os.X_OK) else None
