@@ -1,4 +1,4 @@
-"""Which processes the next workers wait for: those of Elastic runs that still hold memory of this node's GPUs.
+"""The processes for which the next workers wait: those of Elastic runs that still hold memory of this node's GPUs.
 
 The warden has seen all processes of the last round end before the next one starts. What is left are processes that
 escaped to another parent, of an earlier job, or of another user. Those of another run, zombies, and those that have

@@ -16,7 +16,7 @@ FORM = "N/DURATION:DURATION, such as 3/1h:30m"
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """When a host is left out, and for how long. Durations are in seconds."""
+    """The number of failures after which a host is left out. Durations are in seconds."""
 
     failures: int
     window: float

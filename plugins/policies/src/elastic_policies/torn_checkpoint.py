@@ -34,7 +34,7 @@ OTHER_MODEL = "Error(s) in loading state_dict"  # of a whole checkpoint
 
 @dataclass(frozen=True, slots=True)
 class TornCheckpoint:
-    """When a checkpoint counts as torn, and what is done then."""
+    """The number of failures after which a checkpoint counts as torn, and the treatment of such a one."""
 
     failures: int  # how many failures in a row
     place: str = ""  # ``--checkpoint_path``; '' where it is not known: then the failure is only told

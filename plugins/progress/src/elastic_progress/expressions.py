@@ -35,7 +35,7 @@ BUILT_IN = Expressions()
 
 
 class WrongExpression(ValueError):
-    """Why an expression cannot be used, as a clause that follows the expression in a message."""
+    """An expression that cannot be used. The text is a clause that follows the expression in a message."""
 
 
 def compile_expression(
