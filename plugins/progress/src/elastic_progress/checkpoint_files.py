@@ -117,9 +117,9 @@ class CheckpointFiles:
             return
         try:
             with contextlib.suppress(OSError):
-                news = self._newest.look(find_files(self._place), time.monotonic(), time.time(), settled=settled)
-                if news is not None and not self._closing.is_set():
-                    self._found(*news)
+                finished = self._newest.look(find_files(self._place), time.monotonic(), time.time(), settled=settled)
+                if finished is not None and not self._closing.is_set():
+                    self._found(*finished)
         finally:
             self._lock.release()
 
