@@ -192,9 +192,8 @@ class HangWatch:
         if seen is None or seen.pid != pid:
             seen = self._seen[rank] = _Seen(pid, tails, now, used, now)
         written = self.written(pid) if worker.hides_stdout else 0
-        if written != seen.written:
-            seen.printed_at = now
-        if any(one is not other for one, other in zip(tails, seen.tails, strict=True)):  # replaced, never changed
+        replaced = any(one is not other for one, other in zip(tails, seen.tails, strict=True))  # never changed in place
+        if written != seen.written or replaced:
             seen.printed_at = now
         if uses_cpu(used - seen.cpu, elapsed):
             seen.computed_at = now
