@@ -42,7 +42,7 @@ class Tally:
 
 
 class _Now(threading.local):
-    """Whose operation a thread is in the middle of."""
+    """The caller whose operation a thread is in the middle of."""
 
     counts: Counter[tuple[str, str]] | None = None
     name = ""

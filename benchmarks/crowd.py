@@ -65,7 +65,7 @@ class NodeViews:
         self.seen.append((number, at, world))
 
     def wait(self, who: Collection[int], since: float, world: int, deadline: float) -> float | None:
-        """When the last of ``who`` held a rank, after ``since`` and in a world of ``world``; None if one never did."""
+        """Return when the last of ``who`` held a rank after ``since`` in a world of ``world``; None for never."""
         first: dict[int, float] = {}
         looked = 0
         while True:
@@ -134,7 +134,7 @@ class Crowd:
         return begin
 
     def came(self, numbers: Sequence[int]) -> float:
-        """When the last of these began to take part."""
+        """Return when the last of these began to take part."""
         return max(self._agents[number].came for number in numbers)
 
     def fail(self, numbers: Sequence[int]) -> float:
@@ -152,7 +152,7 @@ class Crowd:
         return begin
 
     def held(self, who: Sequence[int], since: float, world: int, deadline: float) -> float | None:
-        """When the last of these held a rank in a world of so many nodes; None if not by ``deadline``."""
+        """Return when the last of these held a rank in a world of so many nodes; None if not by ``deadline``."""
         return self._node_views.wait(set(who), since, world, deadline)
 
     def requests(self) -> tuple[dict[int, Counter[tuple[str, str]]], list[int], int]:

@@ -1,4 +1,4 @@
-"""Which addresses processes listen at, as the kernel tells (proc(5)); what `ss -ltnp` shows."""
+"""The addresses at which processes listen, from proc(5), as `ss -ltnp` shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rounds were alive when, from the signs of life that workers wrote down: never two at once (rule S4).
+"""The rounds that were alive at each time, by the signs of life that workers wrote: never two at once (rule S4).
 
 A round is alive while all its ranks are: training is synchronous, so without one of them it cannot take a step. What
 the ranks are busy with does not count: a step that is not over yet may still be.

@@ -50,7 +50,7 @@ class Listener:
             ]
 
     def failure(self, tag: int) -> SpawnFailed:
-        """Why the program ``tag`` was not started."""
+        """Return the reason why the program ``tag`` was not started."""
         return self.wait(SpawnFailed, lambda event: event.tag == tag)
 
     def end(self, tag: int) -> Exited:

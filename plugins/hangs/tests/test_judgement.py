@@ -21,7 +21,7 @@ from elastic_hangs.judgement import (
     describe_hang,
     describe_ranks,
     is_hang,
-    is_news,
+    is_new,
     next_question_at,
     report_alone,
     sum_up,
@@ -167,8 +167,8 @@ def test_the_next_question_waits_for_the_longer_one_of_the_last_window_and_this_
     assert next_question_at(FOUND, 9.0, seconds) == 9.0 + window
 
 
-def test_the_first_question_waits_for_nothing() -> None:
-    assert next_question_at(None, 9.0, 300.0) == 9.0
+def test_after_a_question_without_a_report_the_next_one_waits_for_the_window() -> None:
+    assert next_question_at(None, 9.0, 300.0) == 309.0
 
 
 @pytest.mark.parametrize(("looks", "windows"), [(1, 0.25), (2, 0.25), (LOOKS, 4.0)])
@@ -179,8 +179,8 @@ def test_a_hang_is_looked_at_again_soon_until_it_was_seen_three_times(looks: int
 
 def test_of_ranks_before_a_stop_those_are_told_that_wait_for_no_other() -> None:
     places = {WAITS: (1,), LOADS: (3,), "finished": (2,), "the process is gone": (0,)}
-    assert describe_absent([LocalStacks(places=places)]) == f"rank 3 is {LOADS}"
-    assert describe_absent([LocalStacks(places={WAITS: (1,)})]) == ""
+    assert describe_absent(LocalStacks(places=places)) == f"rank 3 is {LOADS}"
+    assert describe_absent(LocalStacks(places={WAITS: (1,)})) == ""
 
 
 class TestBehind:
@@ -214,18 +214,18 @@ class TestBehind:
         first = self.report({"3": 5})
         nodes = answer("a", {LOADS: (0, 1)}, step=99, moved=True), answer("b", {LOADS: (2, 3)}, behind={"3": 5})
         found = sum_up(ASKS, nodes, first)
-        assert (found.looks, found.report, is_news(found, first)) == (2, first.report, False)
+        assert (found.looks, found.report, is_new(found, first)) == (2, first.report, False)
 
 
 @pytest.mark.parametrize(
-    ("report", "step", "news"),
+    ("report", "step", "new"),
     [("as before", 7, False), ("as before", 8, True), ("otherwise", 7, True)],
 )
-def test_a_report_is_printed_once_for_each_hang(report: str, step: int, news: bool) -> None:
+def test_a_report_is_printed_once_for_each_hang(report: str, step: int, new: bool) -> None:
     hang = replace(BEFORE, hang=True, report="as before")
-    assert is_news(replace(hang, report=report, step=step), hang) is news
-    assert not is_news(replace(hang, report=report, hang=False), hang)
-    assert is_news(hang, None)
+    assert is_new(replace(hang, report=report, step=step), hang) is new
+    assert not is_new(replace(hang, report=report, hang=False), hang)
+    assert is_new(hang, None)
 
 
 STILL = LocalStacks(places={})

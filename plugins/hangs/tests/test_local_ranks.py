@@ -1,4 +1,4 @@
-"""Which processes of this host are a job's workers."""
+"""The search for the processes of this host that are a job's workers."""
 
 from __future__ import annotations
 

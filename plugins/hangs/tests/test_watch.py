@@ -1,4 +1,4 @@
-"""When a worker is suspected to hang: tables of what was seen of it, and looks at made-up workers."""
+"""The suspicion that a worker hangs: tables of its signs of progress, and looks at made-up workers."""
 
 from __future__ import annotations
 

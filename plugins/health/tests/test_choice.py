@@ -1,4 +1,4 @@
-"""Which health checks a run has."""
+"""The choice of the health checks of a run."""
 
 from __future__ import annotations
 

@@ -29,7 +29,6 @@ from elastic_core.progress_table import ProgressTable
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_operate import command_server
 from elastic_operate.command_server import CommandServer
-from elastic_operate.course import Course
 from elastic_operate.host_jobs import (
     AgentStore,
     EndedAgentError,
@@ -40,6 +39,7 @@ from elastic_operate.host_jobs import (
 )
 from elastic_operate.job_file import JobFile, describe_agent
 from elastic_operate.job_view import JobStatus, NodeStatus, WorkerStatus
+from elastic_operate.plugin import Course
 
 BYTES = bytes(range(256))
 PATIENCE = 30.0

@@ -16,7 +16,7 @@ from elastic_core.rendezvous.backend import FoundJob
 from elastic_operate import host_jobs
 from elastic_operate.finder import elastic_find_job
 from elastic_operate.host_jobs import SilentAgentError
-from elastic_operate.job_file import describe_agent, kept
+from elastic_operate.job_file import describe_agent, keep
 
 CONFIG = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"), rdzv_id="job42")
 
@@ -33,7 +33,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def silent(request: pytest.FixtureRequest, runtime: Path) -> Iterator[None]:
     backend, endpoint = request.param
     config = replace(CONFIG, rdzv_backend=backend, rdzv_endpoint=endpoint)
-    with kept(describe_agent(config, "run", "node", None), str(runtime)):
+    with keep(describe_agent(config, "run", "node", None), str(runtime)):
         yield
 
 

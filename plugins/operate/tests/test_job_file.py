@@ -23,8 +23,8 @@ from elastic_operate.job_file import (
     JobFile,
     describe_agent,
     directories,
-    kept,
-    opened,
+    keep,
+    open_directory,
     read_all,
     read_last,
 )
@@ -56,7 +56,7 @@ def agent() -> JobFile:
 
 @pytest.fixture
 def listening(agent: JobFile, runtime: Path) -> Iterator[socket.socket]:
-    with kept(agent, str(runtime)) as listener:
+    with keep(agent, str(runtime)) as listener:
         yield listener
 
 
@@ -80,7 +80,7 @@ def test_the_file_holds_no_secret_and_only_its_user_reads_it(runtime: Path, agen
 
 def test_of_an_agent_that_has_ended_it_is_known_when_and_how(agent: JobFile, runtime: Path) -> None:
     before = time.time()
-    with kept(agent, str(runtime), lambda: "the job is done"):
+    with keep(agent, str(runtime), lambda: "the job is done"):
         assert len([*runtime.iterdir()]) == 2
         assert read_last() is None
     assert [path.name for path in runtime.iterdir()] == ["last"]
@@ -91,7 +91,7 @@ def test_of_an_agent_that_has_ended_it_is_known_when_and_how(agent: JobFile, run
 
 
 def test_of_an_agent_that_was_killed_it_is_not_known_how(agent: JobFile, runtime: Path) -> None:
-    with kept(replace(agent, started=1), str(runtime)):
+    with keep(replace(agent, started=1), str(runtime)):
         assert read_all() == []
         assert (last := read_last()) is not None
         assert (last.job, last.end, last.ended) == ("job", "", 0.0)
@@ -99,9 +99,9 @@ def test_of_an_agent_that_was_killed_it_is_not_known_how(agent: JobFile, runtime
 
 def test_the_last_agent_with_logs_is_remembered(agent: JobFile, runtime: Path, tmp_path: Path) -> None:
     for logs in ("a", "b"):
-        with kept(describe_agent(CONFIG, "run", f"node-{logs}", tmp_path / logs), str(runtime)):
+        with keep(describe_agent(CONFIG, "run", f"node-{logs}", tmp_path / logs), str(runtime)):
             pass
-    with kept(agent, str(runtime)):
+    with keep(agent, str(runtime)):
         pass
     last = read_last(LAST_LOGS)
     assert last is not None
@@ -121,8 +121,8 @@ def leave(file: JobFile, runtime: Path, age: float, text: str | None = None) -> 
 
 def test_the_last_agent_is_the_one_that_has_ended_last(runtime: Path, tmp_path: Path) -> None:
     long, short, killed = (describe_agent(CONFIG, "run", name, tmp_path / name) for name in ("long", "short", "killed"))
-    with kept(long, str(runtime)):
-        with kept(short, str(runtime)):
+    with keep(long, str(runtime)):
+        with keep(short, str(runtime)):
             pass
         leave(replace(killed, started=1), runtime, age=3600)
         assert [file.node for file in read_all()] == ["long"]
@@ -134,13 +134,13 @@ def test_the_last_agent_is_the_one_that_has_ended_last(runtime: Path, tmp_path: 
 
 @pytest.mark.parametrize("change", [{"started": 1}, {"pid": 2**22 + 1}])
 def test_the_file_of_a_process_that_is_gone_is_removed(agent: JobFile, runtime: Path, change: dict[str, int]) -> None:
-    with kept(replace(agent, **change), str(runtime)):  # type: ignore[arg-type]  # both fields are numbers
+    with keep(replace(agent, **change), str(runtime)):  # type: ignore[arg-type]  # both fields are numbers
         assert read_all() == []
         assert [path.name for path in runtime.iterdir()] == ["last"]
 
 
 def test_a_file_of_another_boot_or_container_is_neither_listed_nor_removed(agent: JobFile, runtime: Path) -> None:
-    with kept(replace(agent, kernel="another 1", started=1), str(runtime)):
+    with keep(replace(agent, kernel="another 1", started=1), str(runtime)):
         assert read_all() == []
         assert len([*runtime.iterdir()]) == 2
 
@@ -164,7 +164,7 @@ def test_a_file_of_another_boot_or_release_is_removed_after_a_day(runtime: Path,
 def test_a_directory_that_others_can_write_to_is_not_used(agent: JobFile, runtime: Path) -> None:
     runtime.mkdir()
     runtime.chmod(0o777)
-    with pytest.raises(OSError, match="not only this user's"), kept(agent, str(runtime)):
+    with pytest.raises(OSError, match="not only this user's"), keep(agent, str(runtime)):
         pass
     assert [*runtime.iterdir()] == []
     assert read_all() == []
@@ -172,17 +172,17 @@ def test_a_directory_that_others_can_write_to_is_not_used(agent: JobFile, runtim
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes an owner")
 def test_a_directory_of_another_user_is_not_used(agent: JobFile, runtime: Path) -> None:
-    with kept(agent, str(runtime)):
+    with keep(agent, str(runtime)):
         os.chown(runtime, 54321, 54321)
         assert read_all() == []
-        with pytest.raises(OSError, match="not only this user's"), opened(str(runtime)):
+        with pytest.raises(OSError, match="not only this user's"), open_directory(str(runtime)):
             pass
     assert [path.name for path in runtime.iterdir()] == ["last"], "its own agent has had it open"
 
 
 def test_a_link_in_the_place_of_the_directory_is_not_followed(agent: JobFile, runtime: Path, tmp_path: Path) -> None:
     runtime.symlink_to(tmp_path)
-    with pytest.raises(OSError, match=r"Not a directory|symbolic"), kept(agent, str(runtime)):
+    with pytest.raises(OSError, match=r"Not a directory|symbolic"), keep(agent, str(runtime)):
         pass
 
 
@@ -191,7 +191,7 @@ def test_nothing_is_left_where_the_disk_is_full(agent: JobFile, runtime: Path, m
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "rename", full)
-    with pytest.raises(OSError, match="No space left"), kept(agent, str(runtime)):
+    with pytest.raises(OSError, match="No space left"), keep(agent, str(runtime)):
         pass
     assert [*runtime.iterdir()] == []
 

@@ -1,4 +1,4 @@
-"""Which failures show a torn checkpoint, which do not, and what becomes of the checkpoint."""
+"""The failures that show a torn checkpoint, those that do not, and the fate of the checkpoint."""
 
 from __future__ import annotations
 

@@ -40,6 +40,10 @@ class LocalStacks:
     """The last step of each rank that has shown nothing for a window and waits for no other rank, by rank."""
     texts: Mapping[str, str] = field(default_factory=dict)  # the whole stacks by rank, if they are wanted
 
+    def by_rank(self) -> dict[int, str]:
+        """Return the place of each rank."""
+        return {rank: where for where, ranks in self.places.items() for rank in ranks}
+
     def to_json(self) -> dict[str, Any]:
         """Return the answer as a JSON value."""
         return asdict(self)
@@ -74,13 +78,11 @@ class Report:
 
 def sum_up(question: AskedQuestion, answers: Sequence[NodeAnswer], before: Report | None) -> Report:
     """Return the report of the answers; ``before`` is the former one of that name in the round."""
-    window = float(question.value["window"]) if question.name == HANG else 0.0
-    why = f"no progress for {window:g} s on {question.asked_by}"
-    if question.name != HANG:
-        why = f"requested by elastic stacks on {question.asked_by}"
-    nth = 0 if question.name != HANG else 1 if before is None else before.nth + 1
     ranks = sum(len(one.ranks) for one in answers)
-    asked = Report(round=question.round, why=why, ranks=ranks, window=window, nth=nth)
+    draft = Report(round=question.round, why=f"requested by elastic stacks on {question.asked_by}", ranks=ranks)
+    if question.name == HANG:
+        window, nth = float(question.value["window"]), 1 if before is None else before.nth + 1
+        draft = replace(draft, why=f"no progress for {window:g} s on {question.asked_by}", window=window, nth=nth)
     places: dict[int, str] = {}
     behind: dict[int, int] = {}
     found, late = [], []
@@ -92,10 +94,10 @@ def sum_up(question: AskedQuestion, answers: Sequence[NodeAnswer], before: Repor
         else:
             answer = LocalStacks.from_json(one.value)
             found.append(answer)
-            behind |= _behind(answer, one.ranks)
-            places |= {rank: where for where, at in answer.places.items() for rank in at if rank in one.ranks}
+            behind |= {rank: answer.behind[str(rank)] for rank in one.ranks if str(rank) in answer.behind}
+            places |= {rank: where for rank, where in answer.by_rank().items() if rank in one.ranks}
     complete = not late and all(answer.places for answer in found)  # a node that is late may be the one that works
-    return _judge(asked, found, places, behind, before, late, complete=complete)
+    return _judge(draft, found, places, behind, before, late, complete=complete)
 
 
 def summarize(places: Mapping[int, str], *, requested: bool = False) -> list[str]:
@@ -129,10 +131,9 @@ def describe_ranks(ranks: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def is_still(answers: Iterable[LocalStacks]) -> bool:
+def is_still(answers: Sequence[LocalStacks]) -> bool:
     """Return True if there is an answer, and every stack stayed as it was."""
-    every = list(answers)
-    return bool(every) and not any(answer.moved for answer in every)
+    return bool(answers) and not any(answer.moved for answer in answers)
 
 
 def is_hang(answers: Sequence[LocalStacks], before: Report | None, places: Mapping[int, str]) -> bool:
@@ -151,8 +152,8 @@ def is_hang(answers: Sequence[LocalStacks], before: Report | None, places: Mappi
     return others == 1 < len(places) and before.report == _fit_lines(summarize(places))
 
 
-def is_news(found: Report, last: Report | None) -> bool:
-    """Return whether people have not read this report of a hang yet; ``last`` is the newest one of the same round."""
+def is_new(found: Report, last: Report | None) -> bool:
+    """Return True if people have not read this report of a hang yet; ``last`` is the newest one of the same round."""
     return found.hang and (last is None or (last.report, last.step) != (found.report, found.step))
 
 
@@ -163,25 +164,24 @@ def newest_step(answers: Iterable[LocalStacks]) -> int | None:
 
 def report_alone(answer: LocalStacks, number: int) -> Report:
     """Return the report of a host whose ranks are all that can be asked."""
-    places = {rank: where for where, ranks in answer.places.items() for rank in ranks}
-    asked = Report(round=number, why="requested by elastic stacks")
-    return _judge(asked, [answer], places, {}, None, complete=bool(places))
+    draft = Report(round=number, why="requested by elastic stacks")
+    return _judge(draft, [answer], answer.by_rank(), {}, None, complete=bool(answer.places))
 
 
 def next_question_at(last: Report | None, at: float, window: float) -> float:
-    """Return when ranks may be asked again after the report ``last`` at an instant.
+    """Return when ranks may be asked again after the report ``last`` at an instant; None if there was no report then.
 
     Until a hang is found unchanged often enough for a rank to be ended, that is soon; else each time twice as late.
     """
     if last is None:
-        return at
+        return at + window
     soon = last.hang and last.looks < LOOKS
     return at + max(window, last.window) * (1 / LOOKS_PER_WINDOW if soon else 2.0 ** min(last.nth - 1, MOST_DOUBLINGS))
 
 
-def describe_absent(answers: Iterable[LocalStacks]) -> str:
-    """Return where the ranks are that wait for no other, in one line; '' for none."""
-    places = {rank: where for found in answers for where, ranks in found.places.items() for rank in ranks}
+def describe_absent(answer: LocalStacks) -> str:
+    """Return where the ranks of a node are that wait for no other, in one line; '' for none."""
+    places = answer.by_rank()
     places = {rank: where for rank, where in places.items() if not waits_for_peers(where) and where not in _ENDED}
     return "; ".join(_describe(where, ranks) for where, ranks in _by_suspicion(places))
 
@@ -207,7 +207,7 @@ def _describe(where: str, ranks: Sequence[int]) -> str:
 
 
 def _judge(
-    asked: Report,
+    draft: Report,
     answers: Sequence[LocalStacks],
     places: Mapping[int, str],
     behind: Mapping[int, int],
@@ -216,24 +216,24 @@ def _judge(
     *,
     complete: bool,
 ) -> Report:
-    """Return what a question has found.
+    """Return the ``draft`` of a report with the findings of a question.
 
     ``last`` is the report of the suspicion before in this round, ``late`` has lines for nodes that have not
     answered, and ``complete`` says that the places of all ranks are known.
     """
     step, still = newest_step(answers), is_still(answers)
-    behind = {rank: at for rank, at in behind.items() if step is not None and at < step and asked.window and not still}
+    behind = {rank: at for rank, at in behind.items() if step is not None and at < step and draft.window and not still}
     if behind:  # these hang while the others go on to newer steps
         step, suspect = min((at, rank) for rank, at in behind.items())
         text, hang = _fit_lines(_describe_behind(behind, places)), True
     else:
-        text, suspect = _fit_lines([*summarize(places, requested=not asked.window), *late]), culprit(answers, places)
-        hang = asked.window > 0 and complete and is_hang(answers, last, places)
+        text, suspect = _fit_lines([*summarize(places, requested=not draft.window), *late]), culprit(answers, places)
+        hang = draft.window > 0 and complete and is_hang(answers, last, places)
     as_before = last is not None and last.report == text and (last.culprit < 0) == (suspect < 0)
     advanced = last is not None and last.step is not None and step is not None and step > last.step
     return replace(
-        asked,
-        nth=1 if advanced and asked.nth else asked.nth,
+        draft,
+        nth=1 if advanced and draft.nth else draft.nth,
         report=text,
         still=still,
         looks=(1 + (last.looks if last is not None and as_before else 0)) if hang else 0,
@@ -241,10 +241,6 @@ def _judge(
         culprit=suspect,
         step=step,
     )
-
-
-def _behind(answer: LocalStacks, ranks: Iterable[int]) -> dict[int, int]:
-    return {rank: answer.behind[str(rank)] for rank in ranks if str(rank) in answer.behind}
 
 
 def _describe_behind(ranks: Collection[int], places: Mapping[int, str]) -> list[str]:

@@ -30,7 +30,7 @@ from elastic_hangs.judgement import (
     Report,
     describe_absent,
     describe_hang,
-    is_news,
+    is_new,
     next_question_at,
     sum_up,
 )
@@ -91,7 +91,7 @@ class WatchedRound:
         self._asks = False  # whether the report on this node's question is still to come
         self._last: Report | None = None  # the newest report on a suspicion, of any node's
         self._last_at: float | None = None
-        self._told: Report | None = None  # the newest report of a hang
+        self._last_hang: Report | None = None  # the newest report of a hang
         self._explained = ""  # what a failure would tell of it
 
     def join_in(self) -> None:
@@ -145,7 +145,7 @@ class WatchedRound:
 
     def say_last(self) -> str:
         """Return where the workers are that wait for no other, before they are stopped."""
-        return describe_absent([self._find(Wanted(brief=True))])
+        return describe_absent(self._find(Wanted(brief=True)))
 
     def take(self, value: Any) -> None:
         """Take a report on a suspicion: tell people of a hang, and end the rank that is to blame."""
@@ -156,7 +156,7 @@ class WatchedRound:
         if found is None or not found.hang:
             self._explain("")
             return
-        self._told = found
+        self._last_hang = found
         self._explain(describe_hang(found))
         if self._ends_ranks:
             self.end(found)
@@ -175,13 +175,11 @@ class WatchedRound:
         self._round.fail(found.culprit, message, name="Hang", kill=True)
 
     def _may_ask_at(self, window: float) -> float:
-        if self._last_at is None:
-            return 0.0
-        return self._last_at + window if self._last is None else next_question_at(self._last, self._last_at, window)
+        return 0.0 if self._last_at is None else next_question_at(self._last, self._last_at, window)
 
     def _publish(self, value: Any) -> None:
         if value is not None:
-            self._round.publish(hang_event(Report(**value), self._told))
+            self._round.publish(hang_event(Report(**value), self._last_hang))
 
     def _explain(self, text: str) -> None:
         """Have a failure tell the newest report, if it is one of a hang."""
@@ -189,24 +187,24 @@ class WatchedRound:
             self._round.explain(text, instead_of=self._explained)
             self._explained = text
 
-    def _find(self, asked: Wanted) -> LocalStacks:
+    def _find(self, wanted: Wanted) -> LocalStacks:
         watch, step = self._watch, max(self._steps().values(), default=None)
         with self._lock:
             ranks = [stacks.LocalRank.of(worker, watch) for worker in self._round.workers]
             quiet = set() if watch is None else {*watch.quiet}
         if watch is None:
-            return self._locate(asked, ranks, step)
+            return self._locate(wanted, ranks, step)
         moved, positions = watch.advances(), watch.positions()
         before = watch.uses(quiet) if quiet else {}
-        found = self._locate(asked, ranks, step)
-        gone_on = {rank for rank, position in watch.positions().items() if position != positions.get(rank)}
-        behind = {rank: at for rank, at in found.behind.items() if int(rank) not in gone_on}
+        found = self._locate(wanted, ranks, step)
+        advanced = {rank for rank, position in watch.positions().items() if position != positions.get(rank)}
+        behind = {rank: at for rank, at in found.behind.items() if int(rank) not in advanced}
         after = watch.uses({*before}) if before else {}
         with self._lock:
             for pid, use in after.items():
                 if pid in watch.quiet and watch.quiet[pid].at <= before[pid].at:  # else its silence began later
                     watch.quiet[pid] = watch.quiet[pid].without(before[pid], use)
-        return replace(found, moved=found.moved or moved or bool(gone_on), behind=behind)
+        return replace(found, moved=found.moved or moved or bool(advanced), behind=behind)
 
     def _steps(self) -> dict[int, int]:
         newest = self._round.newest_progress()
@@ -223,6 +221,6 @@ def hang_event(report: Report, last: Report | None) -> Event:
         "rank": report.culprit if report.hang and report.culprit >= 0 and report.report.startswith("rank ") else None,
         "window_s": report.window,
     }
-    if is_news(report, last):
+    if is_new(report, last):
         return Event("hang", describe_hang(report), Level.WARNING, fields)
     return Event("stacks", describe_hang(report), Level.DEBUG, fields)

@@ -17,7 +17,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def pauses(pid: int) -> bool:
-    """Whether a process is in ``pause``, ``sigsuspend`` or ``sleep``, which any signal that it handles would end."""
+    """Return True if a process is in ``pause``, ``sigsuspend`` or ``sleep``: any handled signal would end that."""
     number, *arguments = read_proc(pid, "syscall").split() or [""]
     if number in _PAUSES:
         return True
@@ -27,7 +27,7 @@ def pauses(pid: int) -> bool:
 
 
 def is_in_call_that_ends(pid: int) -> bool:
-    """Whether a process waits in a system call that any signal ends, for good unless its caller tries again."""
+    """Return True if a process waits in a system call that any signal ends, unless its caller tries again."""
     return read_proc(pid, "syscall").partition(" ")[0] in _NOT_RESTARTED
 
 

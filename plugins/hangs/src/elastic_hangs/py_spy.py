@@ -23,12 +23,17 @@ COMMAND = "py-spy"
 _DENIED = "ermission"  # py-spy's error has this part of a word when it may not read another process's memory
 
 
+def find_command() -> str | None:
+    """Return the path of py-spy: beside this interpreter, or on PATH; None where it is not installed."""
+    return shutil.which(os.path.join(os.path.dirname(sys.executable), COMMAND)) or shutil.which(COMMAND)
+
+
 @dataclass(slots=True)
 class PySpy:
     """Runs py-spy; ``say`` receives, once, why it cannot read a process. Any thread may use it, one at a time."""
 
     say: Callable[[str], None] = lambda _: None
-    find: Callable[[], str | None] = lambda: find_command()
+    find: Callable[[], str | None] = find_command
     _refused: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -41,11 +46,9 @@ class PySpy:
         with self._lock:
             if not wanted or self._refused or (command := self.find()) is None:
                 return {}
-            deadline, readers, found = (
-                time.monotonic() + seconds,
-                dict[int, "subprocess.Popen[str]"](),
-                dict[int, str](),
-            )
+            deadline = time.monotonic() + seconds
+            readers: dict[int, subprocess.Popen[str]] = {}
+            found: dict[int, str] = {}
             try:
                 for pid in wanted:
                     readers[pid] = subprocess.Popen(
@@ -78,11 +81,6 @@ class PySpy:
                 "py-spy may not read the workers' memory (it needs CAP_SYS_PTRACE, or kernel.yama.ptrace_scope=0), so "
                 "of a rank that writes no stack itself only its state is shown"
             )
-
-
-def find_command() -> str | None:
-    """Return the path of py-spy: beside this interpreter, or on PATH; None where it is not installed."""
-    return shutil.which(os.path.join(os.path.dirname(sys.executable), COMMAND)) or shutil.which(COMMAND)
 
 
 def as_text(dump: str, main: int) -> str:

@@ -39,6 +39,7 @@ from elastic_hangs.watch import HangWatch, Use, uses_of
 
 ANSWER_SECONDS = 1.0  # a process that is not stopped writes its stacks within milliseconds
 BRIEF_SECONDS = 0.3  # the same for one that is about to be stopped
+_LATER_ANSWER_SECONDS = 0.5  # the same for a later sample of a process that has answered before
 SAMPLES = 4  # how often the stacks are collected, to see whether they move
 SAMPLES_SECONDS = 1.0  # from the first to the last
 _STILL_SECONDS = 0.02  # a main thread waits if it does not run for so long
@@ -116,9 +117,9 @@ def collect(
             if not pauses(pid) and (file := _open_file(pid)) is not None:
                 requests[pid] = _Request(file, os.fstat(file).st_size, run_nanoseconds(pid))
         found |= _ask(requests, every_thread=every_thread, spy=spy)
-        asked = {pid: request for pid, request in requests.items() if not found[pid]}
-        _await_answers(asked, time.monotonic() + seconds)
-        for pid, request in asked.items():
+        pending = {pid: request for pid, request in requests.items() if not found[pid]}
+        _await_answers(pending, time.monotonic() + seconds)
+        for pid, request in pending.items():
             found[pid] = os.pread(request.file, _STACKS_MAX_BYTES, request.start).decode(errors="replace")
     finally:
         for request in requests.values():
@@ -142,14 +143,14 @@ def _ask(requests: Mapping[int, _Request], *, every_thread: bool, spy: PySpy | N
     time.sleep(_STILL_SECONDS)
     for pid, request in requests.items():
         request.waits = _waits(pid, request.ran)
-    told = {} if spy is None else spy.dump([p for p, one in requests.items() if one.waits and is_in_call_that_ends(p)])
+    found = {} if spy is None else spy.dump([p for p, one in requests.items() if one.waits and is_in_call_that_ends(p)])
     for pid, request in requests.items():
-        if told.get(pid):
+        if found.get(pid):
             continue
         request.ran = run_nanoseconds(pid)
         all_wait = every_thread and request.waits and thread_nanoseconds(pid) == threads[pid]
         _send(pid, SIGNAL_ALL if all_wait else SIGNAL if request.waits else SIGNAL_RUNNING)
-    return told
+    return found
 
 
 def _await_answers(requests: Mapping[int, _Request], deadline: float) -> None:
@@ -220,24 +221,17 @@ class LocalRank:
     @classmethod
     def of(cls, worker: WorkerView, watch: HangWatch | None) -> LocalRank:
         """Return the rank of a worker."""
-        rank, finished = worker.rank, worker.is_over or worker.exit_code is not None
+        rank, pid, finished = worker.rank, worker.pid, worker.is_over or worker.exit_code is not None
         if watch is None:
-            return cls(rank, worker.pid, finished)
-        return cls(
-            rank,
-            worker.pid,
-            finished,
-            watch.quiet.get(worker.pid or 0),
-            watch.prints(rank),
-            watch.silent.get(rank),
-        )
+            return cls(rank, pid, finished)
+        return cls(rank, pid, finished, watch.quiet.get(pid or 0), watch.prints(rank), watch.silent.get(rank))
 
 
 Answer: TypeAlias = "Callable[[Wanted, Sequence[LocalRank], int | None], LocalStacks]"
 """Finds out where ranks are: takes what is wanted, the ranks, and the newest step."""
 
 
-def locate(asked: Wanted, ranks: Sequence[LocalRank], step: int | None, *, spy: PySpy | None = None) -> LocalStacks:
+def locate(wanted: Wanted, ranks: Sequence[LocalRank], step: int | None, *, spy: PySpy | None = None) -> LocalStacks:
     """Find out where these ranks are, and, if that is wanted, whether they move, which takes about a second more.
 
     ``step`` is the newest step that a rank is known to have reached.
@@ -245,16 +239,16 @@ def locate(asked: Wanted, ranks: Sequence[LocalRank], step: int | None, *, spy: 
     pids = {one.rank: one.pid for one in ranks if one.pid is not None and not one.finished}
     used = uses_of(pids.values())
     before = {one.pid: one.quiet for one in ranks if one.pid in used and one.quiet is not None}
-    if asked.brief:
+    if wanted.brief:
         first = collect(pids.values(), BRIEF_SECONDS)
     else:
-        first = collect(pids.values(), every_thread=asked.full, spy=spy)
+        first = collect(pids.values(), every_thread=wanted.full, spy=spy)
     sampled_at = time.monotonic()
     ran = {pid: run_nanoseconds(pid) for pid, found in first.items() if found.main}
     alone = {pid for pid, found in first.items() if not waits_for_peers(found.place)}
     moved = {pid for pid, quiet in before.items() if used[pid].saves_since(quiet)}
     moved |= {pids[one.rank] for one in ranks if one.prints and one.rank in pids} & alone
-    for number in range(1, SAMPLES if asked.judge else 1):
+    for number in range(1, SAMPLES if wanted.judge else 1):
         time.sleep(max(0.0, sampled_at + number * SAMPLES_SECONDS / (SAMPLES - 1) - time.monotonic()))
         newer = collect([pid for pid in ran if run_nanoseconds(pid) != ran[pid]], _LATER_ANSWER_SECONDS)
         moved |= {pid for pid, found in newer.items() if found.main and found.main != first[pid].main}
@@ -265,7 +259,7 @@ def locate(asked: Wanted, ranks: Sequence[LocalRank], step: int | None, *, spy: 
         if (quiet := before.get(pid)) is None or used[pid].may_work_since(quiet, first[pid].wchan)
     }
     silent = {one.rank: one.silent_at for one in ranks if one.pid in alone - moved - busy}
-    texts = {str(rank): first[pid].text or first[pid].place for rank, pid in pids.items()} if asked.full else {}
+    texts = {str(rank): first[pid].text or first[pid].place for rank, pid in pids.items()} if wanted.full else {}
     places: dict[str, tuple[int, ...]] = {}
     for one in ranks:
         where = first[pids[one.rank]].place if one.rank in pids else FINISHED if one.finished else "being started"
@@ -274,14 +268,13 @@ def locate(asked: Wanted, ranks: Sequence[LocalRank], step: int | None, *, spy: 
     return LocalStacks(
         places=dict(sorted(places.items(), key=lambda item: len(item[1]))[:MAX_PLACES]),
         moved=bool(moved),
-        busy=asked.judge and bool(busy),
+        busy=wanted.judge and bool(busy),
         step=step,
-        behind={str(rank): at for rank, at in silent.items() if at is not None} if asked.judge else {},
+        behind={str(rank): at for rank, at in silent.items() if at is not None} if wanted.judge else {},
         texts={rank: clip(text, FULL_STACKS_BYTES // len(texts)) for rank, text in texts.items()},
     )
 
 
-_LATER_ANSWER_SECONDS = 0.5  # for the answer to a later sample of a process that has answered before
 _MACHINERY = frozenset({"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"})
 """Functions that only call another one."""
 

@@ -31,7 +31,7 @@ CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """When a worker last showed that it makes progress; instants of the monotonic clock."""
+    """The latest signs of progress of a worker; instants of the monotonic clock."""
 
     stepped_at: float | None  # when its step last changed; None if no step is known
     printed_at: float  # when it last wrote anything; its start before that
@@ -39,7 +39,7 @@ class Signs:
 
     @property
     def newest(self) -> float:
-        """When it last showed anything."""
+        """The instant of the latest sign."""
         return max(self.stepped_at or 0.0, self.printed_at, self.computed_at)
 
 
@@ -192,9 +192,8 @@ class HangWatch:
         if seen is None or seen.pid != pid:
             seen = self._seen[rank] = _Seen(pid, tails, now, used, now)
         written = self.written(pid) if worker.hides_stdout else 0
-        if written != seen.written:
-            seen.printed_at = now
-        if any(one is not other for one, other in zip(tails, seen.tails, strict=True)):  # replaced, never changed
+        replaced = any(one is not other for one, other in zip(tails, seen.tails, strict=True))  # never changed in place
+        if written != seen.written or replaced:
             seen.printed_at = now
         if uses_cpu(used - seen.cpu, elapsed):
             seen.computed_at = now

@@ -4,10 +4,10 @@ General layout:
 
 * ``plugin``: the plugin that a run loads. ``flags``: its flags.
 * ``checks``: the types of checks. ``choice``: the checks that the flags choose. ``runner``: runs them before the node
-  joins. ``output``: the meaning of a command's output.
+  joins.
 * ``host``: the checks that are functions: ``disk``, ``memory`` and ``shm``. Milliseconds each.
-* ``gpu``, ``matmul``, ``allreduce``: the checks that are processes, ``python -m elastic_health.gpu``. ``answer``: what
-  they print, and their exit codes.
+* ``gpu``, ``matmul``, ``allreduce``: the checks that are processes, ``python -m elastic_health.gpu``. ``output``: how
+  they write their answer, and the meaning of any command's output.
 * ``gpu_memory``: the GPUs, and the processes that hold their memory: NVML, ``nvidia-smi``, AMD's driver.
 * ``holders``: which of these processes the next workers wait for.
 * ``sizes``: ``10G`` and ``90%``, read and written.

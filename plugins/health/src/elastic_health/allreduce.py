@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastic_core.exit_codes import describe_exit
-from elastic_health.answer import answer
+from elastic_health.output import answer
 
 ELEMENTS = 1 << 16
 
@@ -63,8 +63,8 @@ def findings(workers: int, command: Sequence[str] = (sys.executable, "-m", "elas
             assert ended is not None
             rank, process = ranks.pop(ended.si_pid)
             if code := process.wait():
-                told = directory / f"{rank}.txt"
-                text = told.read_text(encoding="utf-8") if told.is_file() else ""
+                report = directory / f"{rank}.txt"
+                text = report.read_text(encoding="utf-8") if report.is_file() else ""
                 return [text or f"rank {rank} of {workers} {describe_exit(code)}"]
     return []
 

@@ -10,7 +10,7 @@ MESSAGE_CHARACTERS = 500  # of one finding, at most
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Why a node is not healthy: what was found, with the value, and what to do about it."""
+    """The reason why a node is not healthy: what was found, with the value, and what to do about it."""
 
     what: str
     advice: str = ""

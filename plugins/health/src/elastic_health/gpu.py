@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from elastic_core.host.devices import Machine
-from elastic_health.answer import answer
 from elastic_health.gpu_memory import LISTS, GpuError, Source, describe_holder, find_source, visible_uuids
+from elastic_health.output import answer
 from elastic_health.sizes import format_size, parse_share
 
 MACHINE = Machine()
@@ -36,11 +36,9 @@ def findings(
     found = []
     for number, gpu in enumerate(gpus):
         if gpu.uuid in visible and gpu.free < max(size, share * gpu.total):
-            told = (
-                f"GPU {number} ({gpu.uuid}) has {format_size(gpu.free)} of {format_size(gpu.total)} free, not {least}"
-            )
-            held = [describe_holder(one) for one in holders if one.gpu == gpu.uuid]
-            found.append(": ".join(filter(None, [told, "; ".join(held)])))
+            room = f"{format_size(gpu.free)} of {format_size(gpu.total)} free"
+            held = "; ".join(describe_holder(one) for one in holders if one.gpu == gpu.uuid)
+            found.append(f"GPU {number} ({gpu.uuid}) has {room}, not {least}" + (f": {held}" if held else ""))
     return found
 
 

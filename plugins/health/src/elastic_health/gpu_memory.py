@@ -152,8 +152,8 @@ class Smi:
         except OSError as exc:
             raise GpuError(f"nvidia-smi cannot be run: {exc.strerror}") from exc
         if asked.returncode:
-            told = [line.strip() for line in f"{asked.stdout}\n{asked.stderr}".splitlines() if line.strip()]
-            raise GpuError(f"nvidia-smi exited with code {asked.returncode}: {told[-1] if told else 'no message'}")
+            lines = [line.strip() for line in f"{asked.stdout}\n{asked.stderr}".splitlines() if line.strip()]
+            raise GpuError(f"nvidia-smi exited with code {asked.returncode}: {lines[-1] if lines else 'no message'}")
         return [row for row in csv.reader(asked.stdout.splitlines(), skipinitialspace=True) if row]
 
 

@@ -1,4 +1,4 @@
-"""Which processes the next workers wait for: those of Elastic runs that still hold memory of this node's GPUs.
+"""The processes for which the next workers wait: those of Elastic runs that still hold memory of this node's GPUs.
 
 The warden has seen all processes of the last round end before the next one starts. What is left are processes that
 escaped to another parent, of an earlier job, or of another user. Those of another run, zombies, and those that have
@@ -18,7 +18,6 @@ from elastic_health.gpu_memory import Gpu, GpuError, Source, describe_holder, fi
 
 SHOWN = 8  # holders that are named, at most
 WAITED_SECONDS = 9.0  # a process for which workers have waited for so long, in all, holds up no other round
-
 MOST_FAILURES = 3  # after so many in a row the GPUs are not asked any more
 
 
@@ -42,11 +41,10 @@ class MemoryWait:
         note: Callable[[str], None] = lambda _: None,
         give_up: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Make one with no knowledge yet."""
-        self._environ, self._find, self._note, self._give_up = environ, find, note, give_up
+        """Look for the GPUs of this node with ``find``."""
+        self._environ, self._note, self._give_up = environ, note, give_up
         self._failures = 0  # in a row
-        self._source: Source | None = None
-        self._looked = False
+        self._source = find(environ)
         self._gpus: list[Gpu] = []  # they are asked for once
         self._seen: dict[int, Process] = {}  # holders that were alive here: others are pids of the host
         self._noted: set[Process] = set()
@@ -58,8 +56,6 @@ class MemoryWait:
 
         ``waited`` says for how many seconds the workers of this round have waited; 0 before they are to start.
         """
-        if not self._looked:
-            self._source, self._looked = self._find(self._environ), True
         if self._source is None:
             return None
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from elastic_health.answer import answer
+from elastic_health.output import answer
 
 SIZE = 512
 

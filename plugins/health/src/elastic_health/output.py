@@ -1,14 +1,20 @@
-"""The meaning of what a check that is a command wrote."""
+"""The output of checks that are commands: how the checks of this distribution write it, and its meaning."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elastic_core.exit_codes import describe_exit
 from elastic_health.checks import MESSAGE_CHARACTERS
 
 MESSAGE_FIELDS = ("failed_checks", "messages", "message", "errors", "error")  # of a JSON answer, in this order
+
+
+def answer(messages: Sequence[str]) -> int:
+    """Print what a check has found, and return its exit code: 0 for a healthy node."""
+    print(json.dumps({"fail_count": len(messages), "messages": [*messages]}), flush=True)
+    return 1 if messages else 0
 
 
 def judge_output(returncode: int, stdout: str, stderr: str) -> str | None:
@@ -25,8 +31,8 @@ def judge_output(returncode: int, stdout: str, stderr: str) -> str | None:
     count = answer["fail_count"]
     if returncode == 0 and count in (0, "0"):
         return None
-    told = dict.fromkeys(text for name in MESSAGE_FIELDS for text in _texts(answer.get(name)))
-    why = ("; ".join(told) or _last_line(stderr) or "it gave no message")[:MESSAGE_CHARACTERS]
+    messages = dict.fromkeys(text for name in MESSAGE_FIELDS for text in _texts(answer.get(name)))
+    why = ("; ".join(messages) or _last_line(stderr) or "it gave no message")[:MESSAGE_CHARACTERS]
     if count in (0, "0"):
         return f"{describe_exit(returncode)}, although its fail_count is 0: {why}"
     return f"found {count} fault{'s' * (count not in (1, '1'))}: {why}"

@@ -66,14 +66,13 @@ class NodeHealth:
     def _publish_notes(self) -> None:
         from elastic_core.events import Event, Level
 
-        while self._publish is not None and self._notes:
-            why, self._notes[:] = "; ".join(self._notes), []
-            message = f"workers share GPUs with processes that are not waited for: {why}"
-            self._publish(Event("gpu_shared", message, Level.WARNING, {"why": why}))
-        while self._publish is not None and self._silent:
-            why = self._silent.pop()
-            message = f"workers do not wait for GPU memory any more: {why}"
-            self._publish(Event("gpu_silent", message, Level.WARNING, {"why": why}))
+        for name, message, notes in (
+            ("gpu_shared", "workers share GPUs with processes that are not waited for", self._notes),
+            ("gpu_silent", "workers do not wait for GPU memory any more", self._silent),
+        ):
+            if self._publish is not None and notes:
+                why, notes[:] = "; ".join(notes), []
+                self._publish(Event(name, f"{message}: {why}", Level.WARNING, {"why": why}))
 
 
 def _may_have_gpus() -> bool:

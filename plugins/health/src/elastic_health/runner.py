@@ -49,15 +49,15 @@ class HealthChecks:
     """The health checks of one node, which run at its gate."""
 
     def __init__(self, chosen: ChosenChecks, gate: JoinGate) -> None:
-        self._chosen, self._gate, self._publish = chosen, gate, gate.publish
+        self._gate, self._publish = gate, gate.publish
         self._checks, self._limit, self._retry = chosen.checks, chosen.timeout, chosen.retry
+        self._has_processes = any(one.check.look is None for one in self._checks)
 
     def add_to_gate(self) -> None:
         """Have the gate call :meth:`run`, unless there is no check."""
-        processes = any(one.check.look is None for one in self._checks)
         if self._checks:
             # Only a check that is a process says anything of a host that has failed.
-            self._gate.add(self.run, quick=self._retry is None and not processes, again=processes)
+            self._gate.add(self.run, quick=self._retry is None and not self._has_processes, again=self._has_processes)
 
     def run(self) -> None:
         """Run all checks, again after each pause, until the gate is closed.
@@ -94,15 +94,10 @@ class HealthChecks:
                 continue
             failed[one.name] = finding
             message = " ".join(filter(None, [f"the health check {one.name!r} {finding.what}.", finding.advice]))
-            took = round(time.monotonic() - at, 3)
-            fields: dict[str, Field] = {
-                "check": one.name,
-                "found": finding.what,
-                "advice": finding.advice,
-                "took_s": took,
-            }
+            fields: dict[str, Field] = {"check": one.name, "found": finding.what, "advice": finding.advice}
+            fields["took_s"] = round(time.monotonic() - at, 3)
             self._publish(Event("node_check_failed", message, Level.ERROR, fields))
-        if not failed and (self._retry is not None or any(one.check.look is None for one in self._checks)):
+        if not failed and (self._retry is not None or self._has_processes):
             took, names = round(time.monotonic() - began, 3), ", ".join(one.name for one in self._checks)
             message = f"this node is healthy: {names} ({took:.1f} s)"
             self._publish(Event("node_checked", message, Level.INFO, {"checks": names, "took_s": took}))

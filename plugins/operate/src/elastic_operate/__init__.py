@@ -8,8 +8,7 @@ General layout:
   ``drain_request``: what these enter in the store, and how they wait.
 * ``logs``: ``elastic logs``: the workers' output that was kept.
 * ``plugin``: in an agent, keeps the file by which commands on this host find its job. ``job_file``: that file, and
-  where it is. ``course``: what the plugin notes for commands. ``command_server``: the socket beside the file, over
-  which commands use the store of the job.
+  where it is. ``command_server``: the socket beside the file, over which commands use the store of the job.
 * ``finder``: in a command, finds the job that the user means. ``host_jobs``: the jobs of this host, and the command's
   side of the socket.
 """

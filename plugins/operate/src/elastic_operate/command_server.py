@@ -14,14 +14,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.monitors import RunningRound
 from elastic_core.rendezvous import Cursor, RendezvousBackend
-from elastic_operate.course import Course
-from elastic_operate.job_file import BYTES, JobFile, directories, kept, renew
+from elastic_operate.job_file import BYTES, JobFile, directories, keep, renew
+
+if TYPE_CHECKING:
+    from elastic_operate.plugin import Course
 
 CLIENTS_MAX = 8  # commands that are served at once
 IDLE_MAX_SECONDS = 60.0  # between two requests of a command
@@ -59,7 +61,7 @@ class CommandServer:
             failed = []
             for directory in directories(reading=False):
                 try:
-                    with kept(self._file, directory, lambda: self._course.end) as self._listener:
+                    with keep(self._file, directory, lambda: self._course.end) as self._listener:
                         self._accept(self._listener, directory)
                     break
                 except OSError as exc:

@@ -112,7 +112,7 @@ class AgentStore(RendezvousBackend):
         self._socket.settimeout(HELLO_SECONDS)
         self._replies = self._socket.makefile("rb")
         try:
-            with job_file.opened(agent.directory) as place:
+            with job_file.open_directory(agent.directory) as place:
                 self._socket.connect(f"{place}/{agent.node}{job_file.SOCKET_SUFFIX}")
             hello = json.loads(self._replies.readline())
         except (OSError, ValueError) as exc:

@@ -89,7 +89,7 @@ def directories(*, reading: bool = True) -> list[str]:
 
 
 @contextmanager
-def opened(directory: str) -> Iterator[str]:
+def open_directory(directory: str) -> Iterator[str]:
     """Yield a short path by which a directory of files is reached while the block runs.
 
     Raises:
@@ -106,7 +106,7 @@ def opened(directory: str) -> Iterator[str]:
 
 
 @contextmanager
-def kept(file: JobFile, directory: str, end: Callable[[], str] = str) -> Iterator[socket.socket]:
+def keep(file: JobFile, directory: str, end: Callable[[], str] = str) -> Iterator[socket.socket]:
     """Keep a file in a directory while the block runs, and yield the socket beside it, which listens.
 
     ``end`` returns how the agent has ended; by default ''.
@@ -116,7 +116,7 @@ def kept(file: JobFile, directory: str, end: Callable[[], str] = str) -> Iterato
     """
     with suppress(FileExistsError):
         os.mkdir(directory, 0o700)
-    with opened(directory) as place, socket.socket(socket.AF_UNIX) as listener:
+    with open_directory(directory) as place, socket.socket(socket.AF_UNIX) as listener:
         name = f"{place}/{file.node}"
         try:
             listener.bind(name + SOCKET_SUFFIX)
@@ -181,7 +181,7 @@ def read_all() -> list[JobFile]:
     """Return the files of this user's agents on this host, in the order of their start; stale ones are removed."""
     found = []
     for directory in directories():
-        with suppress(OSError), opened(directory) as place:
+        with suppress(OSError), open_directory(directory) as place:
             for name in filter(lambda name: name.endswith(SUFFIX), os.listdir(place)):
                 file = read(place, name)
                 if file is None or not file.kernel.startswith(boot_id()):
@@ -196,7 +196,7 @@ def read_all() -> list[JobFile]:
 def read_last(name: str = LAST) -> JobFile | None:
     """Return the file of the agent that has ended last, or of the last with logs; None if none is known."""
     for directory in directories():
-        with suppress(OSError), opened(directory) as place:
+        with suppress(OSError), open_directory(directory) as place:
             if (file := read(place, name)) is not None:
                 return file
     return None

@@ -100,9 +100,7 @@ def describe(job: str, ledger: Ledger, rows: list[Observation], now: float, took
     """Return the status of the job with this ledger and these roster rows."""
     current = ledger.round
     nodes = {seen.row.info.node_id: seen for seen in rows if seen.row.run == ledger.head.run}
-    ranked = (
-        () if current is None else tuple(_member(ledger, current, node_id, nodes) for node_id in current.group_ranks)
-    )
+    ranked = [] if current is None else [_member(ledger, current, name, nodes) for name in current.group_ranks]
     if ledger.closed is None:
         beats = max((seen.heartbeat for seen in rows if seen.row.info.node_id in nodes), default=0)
         unseen = max(0.0, beats * ledger.settings.timing.beat_interval - ledger.head.age)
@@ -153,21 +151,21 @@ def _member(ledger: Ledger, current: Round, node_id: str, nodes: dict[str, Obser
     if seen is None or seen.row.workers is None or seen.row.round != current.number:
         return node
     since = max(0, seen.heartbeat - seen.row.workers.heartbeat) * ledger.settings.timing.beat_interval
-    told = seen.row.workers
-    ages = (None if age is None else age + since for age in told.seconds)
-    each = enumerate(zip(told.pids, told.steps, ages, strict=False), mine.first_rank)
+    known = seen.row.workers
+    ages = (None if age is None else age + since for age in known.seconds)
+    each = enumerate(zip(known.pids, known.steps, ages, strict=False), mine.first_rank)
     return replace(
         node,
-        workers=tuple(WorkerStatus(rank, *known) for rank, known in each) if seen.row.phase is Phase.RUNNING else (),
-        snapshot=_saved(told.snapshot, since),
-        checkpoint=_saved(told.checkpoint, since),
-        store_s=told.store,
-        notes={**told.notes},
+        workers=tuple(WorkerStatus(rank, *facts) for rank, facts in each) if seen.row.phase is Phase.RUNNING else (),
+        snapshot=_saved(known.snapshot, since),
+        checkpoint=_saved(known.checkpoint, since),
+        store_s=known.store,
+        notes={**known.notes},
     )
 
 
-def _saved(told: SavedStep | None, since: float) -> SavedStatus | None:
-    return None if told is None else SavedStatus(told.step, told.seconds + since)
+def _saved(saved: SavedStep | None, since: float) -> SavedStatus | None:
+    return None if saved is None else SavedStatus(saved.step, saved.seconds + since)
 
 
 def _phase(row: NodeRow, current: Round) -> str:

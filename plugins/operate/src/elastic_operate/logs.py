@@ -11,7 +11,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -77,10 +77,7 @@ def find_run(directory: Path) -> Path:
         return directory
     runs = [entry for entry in entries if any(entry.glob("round_*"))]
     if not runs:
-        raise UsageError(
-            f"No run has kept output in {str(directory)!r}.",
-            hint=HOW_TO_KEEP,
-        )
+        raise UsageError(f"No run has kept output in {str(directory)!r}.", hint=HOW_TO_KEEP)
     return max(runs, key=_written_at)
 
 
@@ -103,7 +100,7 @@ class Follower:
         self._read: dict[Path, int] = {}
 
     def print_new(self, *, last: bool) -> bool:
-        """Print the new whole lines of all files; with ``last`` also a line that has no end. Whether there were any."""
+        """Print new whole lines of all files, with ``last`` also one that has no end; return True if there were any."""
         printed = False
         for log in find_logs(self._run, self._selection):
             for line in self._new_lines(log.path, last=last):
@@ -143,10 +140,6 @@ def _written_at(run: Path) -> float:
     return newest
 
 
-def _default_directory(environ: Mapping[str, str] = os.environ) -> str | None:
-    return environ.get(flag_variable("log_dir"))
-
-
 def directory_of(name: str | None) -> Path:
     """Return the directory for logs of a job of this host: the newest that keeps logs, or else the last that has ended.
 
@@ -172,7 +165,7 @@ def directory_of(name: str | None) -> Path:
 
 
 @click.command("logs", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("directory", default=_default_directory, required=False)
+@click.argument("directory", default=lambda: os.environ.get(flag_variable("log_dir")), required=False)
 @click.option("--round", "number", type=click.IntRange(1), metavar="N", help="Only the output of round N.")
 @click.option("--rank", type=click.IntRange(0), metavar="R", help="Only the output of rank R.")
 @click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream.")

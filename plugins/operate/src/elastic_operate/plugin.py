@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_core import hookimpl
-from elastic_operate.course import Course
 
 if TYPE_CHECKING:
     from elastic_core import JoinedRun
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 DELAY_SECONDS = 0.25  # after which the file is written: the start of workers has been requested by then
 ENDS = ("job_closed", "left")  # the events that say how an agent ends
 END_MAX_SECONDS = 1.0  # for the removal of the file
+
+
+@dataclass(slots=True)
+class Course:
+    """The course of an agent, for commands: its newest round, None before the first; and its end, '' while it runs."""
+
+    round: RunningRound | None = None
+    end: str = ""
 
 
 class JobFiles:

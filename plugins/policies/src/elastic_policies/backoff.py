@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elastic_core.config.parse import Wrong
 from elastic_core.incidents import MAX_DELAY_SECONDS, Action, History, Incident, Verdict
-from elastic_policies.durations import format_duration, parse_duration
+from elastic_policies.durations import format_duration, parse_duration, split_value
 from elastic_policies.past import since_progress
 
 NAME = "backoff"
@@ -29,9 +29,7 @@ class Backoff:
 
 def parse(text: str) -> Backoff:
     """Return the back-off that ``1s..60s`` means; raise Wrong for another text."""
-    first, dots, longest = text.partition("..")
-    if not dots:
-        raise Wrong(f"is not of the form {FORM}")
+    first, longest = split_value(text, "..", FORM)
     found = Backoff(*(parse_duration(part, most=MAX_DELAY_SECONDS) for part in (first, longest)))
     if found.first > found.longest:
         raise Wrong(f"begins with a longer delay, {first.strip()}, than it ends with")

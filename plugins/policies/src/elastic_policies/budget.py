@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_core.config.parse import Wrong
-from elastic_core.incidents import Action, Failure, FailureClass, History, Incident, Verdict
+from elastic_core.incidents import Action, FailureClass, History, Incident, Verdict
 from elastic_core.plugins import is_worth_requeueing
-from elastic_policies.durations import format_duration, parse_count, parse_duration
-from elastic_policies.past import MAX_FAILURES, is_preemption, newer_steps, since_checkpoint, since_progress, within
+from elastic_core.protocol import MAX_FAILURES
+from elastic_policies.durations import format_duration, parse_count, parse_duration, split_value
+from elastic_policies.past import is_preemption, newer_steps, since_checkpoint, since_progress, within
 
 NAME = "budget"
 FORM = "N/DURATION, N/progress, N/checkpoint or N/Msteps, such as 10/1h or 3/1000steps"
@@ -18,10 +17,6 @@ MAX_WINDOW_SECONDS = 30 * 86_400.0
 MAX_STEPS = 10**12
 PROGRESS, CHECKPOINT = "progress", "checkpoint"
 _STEPS = re.compile(r"(\d+) ?steps?")
-_SINCE: Mapping[str, tuple[Callable[[History, Incident], Sequence[Failure]], str]] = {
-    PROGRESS: (since_progress, "since a newer step or checkpoint"),
-    CHECKPOINT: (lambda history, _: since_checkpoint(history), "since a newer checkpoint"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +37,9 @@ class Budget:
 
 def parse(text: str) -> Budget:
     """Return the budget that ``10/1h`` or ``3/progress`` means; raise Wrong for another text."""
-    count, slash, rest = text.partition("/")
-    if not slash:
-        raise Wrong(f"is not of the form {FORM}")
+    count, rest = split_value(text, "/", FORM)
     restarts = parse_count(count, least=0, most=MAX_FAILURES)
-    if (rest := rest.strip()) in _SINCE:
+    if (rest := rest.strip()) in (PROGRESS, CHECKPOINT):
         return Budget(restarts=restarts, since=rest)
     if (steps := _STEPS.fullmatch(rest)) is not None:
         return Budget(restarts=restarts, steps=parse_count(steps[1], least=1, most=MAX_STEPS))
@@ -67,12 +60,12 @@ def judge(incident: Incident, history: History, budget: Budget) -> Verdict | Non
 def _count_spent(incident: Incident, history: History, budget: Budget) -> tuple[int, str]:
     """Return how many restarts are spent, and in words since when."""
     if budget.steps is not None:
-        return _count_not_given_back(
-            incident, history, budget.steps
-        ), f"and not given back by {budget.steps} steps each"
-    if budget.since is not None:
-        find, span = _SINCE[budget.since]
-        counted = find(history, incident)
+        spent = _count_not_given_back(incident, history, budget.steps)
+        return spent, f"and not given back by {budget.steps} steps each"
+    if budget.since == PROGRESS:
+        counted, span = since_progress(history, incident), "since a newer step or checkpoint"
+    elif budget.since == CHECKPOINT:
+        counted, span = since_checkpoint(history), "since a newer checkpoint"
     else:
         counted, span = within(history, budget.window or 0.0), f"within {format_duration(budget.window or 0.0)}"
     return sum(not is_preemption(failure) for failure in counted), span

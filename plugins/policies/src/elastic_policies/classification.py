@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from elastic_core.incidents import Action, FailureClass, History, Incident, Verdict
+from elastic_core.protocol import MAX_FAILURES
 from elastic_policies.durations import parse_count
-from elastic_policies.past import MAX_FAILURES, failed_alike, since_progress
+from elastic_policies.past import failed_alike, since_progress
 
 NAME = "classification"
 FORM = "N, such as 2: the job ends at the N-th equal failure of the class 'script'"

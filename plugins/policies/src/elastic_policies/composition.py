@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from elastic_core.incidents import Action, History, Incident, Verdict, strictest
+from elastic_core.incidents import SPENDS_A_RESTART, Action, History, Incident, Verdict, strictest
 from elastic_policies import no_progress, quarantine, torn_checkpoint
 from elastic_policies.options import POLICIES
-from elastic_policies.past import is_failure
 
 
 def judge(incident: Incident, history: History, policies: Mapping[str, Any]) -> Verdict | None:
@@ -18,17 +17,19 @@ def judge(incident: Incident, history: History, policies: Mapping[str, Any]) -> 
     A failure that quarantines its host is not held against the program: the host may have kept it from progress. Why a
     host is not quarantined, and which checkpoint may be torn, is said beside the verdict of the others.
     """
-    if not is_failure(incident):
+    if incident.kind not in SPENDS_A_RESTART:  # the protocol handles it
         return None
-    answers = {name: POLICIES[name].judge(incident, history, parameters) for name, parameters in policies.items()}
-    verdicts = [verdict for verdict in answers.values() if verdict is not None]
-    about_host: Verdict | None = answers.get(quarantine.NAME)
+    verdicts: dict[str, Verdict] = {}
+    for name, parameters in policies.items():
+        if (verdict := POLICIES[name].judge(incident, history, parameters)) is not None:
+            verdicts[name] = verdict
+    about_host = verdicts.get(quarantine.NAME)
     if about_host is not None and about_host.action is Action.EXCLUDE_HOST:
-        verdicts = [verdict for name, verdict in answers.items() if verdict is not None and name != no_progress.NAME]
+        verdicts.pop(no_progress.NAME, None)
     if not verdicts:
         return None
-    found = strictest(verdicts)
-    for told in (about_host, answers.get(torn_checkpoint.NAME)):
-        if told is not None and told.action is Action.RESTART and told.reason not in found.reason:
-            found = replace(found, reason=f"{found.reason}; {told.reason}")
+    found = strictest([*verdicts.values()])
+    for other in (about_host, verdicts.get(torn_checkpoint.NAME)):
+        if other is not None and other.action is Action.RESTART and other.reason not in found.reason:
+            found = replace(found, reason=f"{found.reason}; {other.reason}")
     return found

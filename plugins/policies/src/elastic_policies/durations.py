@@ -1,4 +1,4 @@
-"""Durations as people write them: ``90``, ``30s``, ``10m``, ``1h``, ``2d``."""
+"""The values of policies as people write them: durations (``90``, ``30s``, ``10m``, ``1h``, ``2d``) and counts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from elastic_core.config.parse import Wrong
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhd]?)")
+
+
+def split_value(text: str, separator: str, form: str) -> tuple[str, str]:
+    """Return the parts of a text on both sides of ``separator``; raise Wrong, with the ``form``, if it has none."""
+    before, found, after = text.partition(separator)
+    if not found:
+        raise Wrong(f"is not of the form {form}")
+    return before, after
 
 
 def parse_duration(text: str, *, most: float) -> float:

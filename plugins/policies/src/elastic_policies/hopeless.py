@@ -48,7 +48,7 @@ PEER_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Why a job cannot succeed: so many rounds in a row, in words, that ended alike."""
+    """The proof that a job cannot succeed: the number of rounds in a row that ended alike, and a text about them."""
 
     rounds: int
     why: str

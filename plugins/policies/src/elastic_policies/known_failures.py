@@ -451,16 +451,12 @@ def _is_found(pattern: str, text: str) -> bool:
 
 @functools.cache
 def alternatives_of(pattern: str) -> tuple[tuple[str, str], ...]:
-    """Return the alternatives of a pattern, each with the literal text with which it begins."""
-    alternatives = _OUTER_BAR.split(pattern)
-    return tuple((_literal_prefix(alternative), alternative) for alternative in alternatives)
-
-
-def _literal_prefix(alternative: str) -> str:
-    """Return the literal text with which every match begins; '' where it is not known."""
-    match = _LITERAL.match(alternative)
-    prefix = match[0] if match is not None else ""
-    return re.sub(r"\\(.)", r"\1", prefix)
+    """Return the alternatives of a pattern, each with the literal text with which it begins, or ''."""
+    found = []
+    for alternative in _OUTER_BAR.split(pattern):
+        literal = _LITERAL.match(alternative)
+        found.append((re.sub(r"\\(.)", r"\1", literal[0]) if literal is not None else "", alternative))
+    return tuple(found)
 
 
 def _signal_of(incident: Incident) -> int:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from elastic_core.config import MAX_RESTARTS
 from elastic_core.incidents import Action, History, Incident, Verdict
+from elastic_core.protocol import MAX_FAILURES
 from elastic_policies.durations import parse_count
 from elastic_policies.hopeless import find_proof
-from elastic_policies.past import MAX_FAILURES
 
 NAME = "no_progress"
 FORM = "N or N/M, such as 3/5: N equal failures in a row without progress end the job, or M where a limit was given"

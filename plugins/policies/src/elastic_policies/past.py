@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from elastic_core.incidents import SPENDS_A_RESTART, Failure, FailureClass, History, Incident
-from elastic_core.protocol import MAX_FAILURES, as_record
+from collections.abc import Iterable
 
-__all__ = [
-    "MAX_FAILURES",
-    "failed_alike",
-    "is_failure",
-    "is_preemption",
-    "is_same_host",
-    "newer_steps",
-    "since_checkpoint",
-    "since_progress",
-    "within",
-]
-
-
-def is_failure(incident: Incident) -> bool:
-    """Return True if workers failed; the protocol handles all other incidents without a restart being spent."""
-    return incident.kind in SPENDS_A_RESTART
+from elastic_core.incidents import Failure, FailureClass, History, Incident
+from elastic_core.protocol import as_record
 
 
 def failed_alike(failure: Failure, incident: Incident) -> bool:
@@ -49,21 +34,12 @@ def since_progress(history: History, incident: Incident) -> list[Failure]:
     Progress is a newer step or a newer checkpoint. Empty if the round that failed now has made some. A failure whose
     step is not known shows no newer step.
     """
-    newest, start = None, 0
-    for place, (step, new_checkpoint) in enumerate(_progress(history, incident)):
-        if new_checkpoint or (step is not None and newest is not None and step > newest):
-            start = place
-        if step is not None:
-            newest = step if newest is None else max(newest, step)
-    return list(history.failures[start:])
+    return _since(history, map(any, zip(newer_steps(history, incident), _saved(history), strict=True)))
 
 
 def since_checkpoint(history: History) -> list[Failure]:
     """Return the failures since a round last saved a newer checkpoint, oldest first."""
-    if history.new_checkpoint:
-        return []
-    places = [place for place, failure in enumerate(history.failures) if failure.new_checkpoint]
-    return list(history.failures[max(places, default=0) :])
+    return _since(history, _saved(history))
 
 
 def newer_steps(history: History, incident: Incident) -> list[int]:
@@ -73,13 +49,18 @@ def newer_steps(history: History, incident: Incident) -> list[int]:
     is not known.
     """
     newest, added = None, []
-    for step, _ in _progress(history, incident):
+    for step in [*(failure.step for failure in history.failures), as_record(incident).step]:
         added.append(0 if step is None or newest is None else max(0, step - newest))
         if step is not None:
             newest = step if newest is None else max(newest, step)
     return added
 
 
-def _progress(history: History, incident: Incident) -> list[tuple[int | None, bool]]:
-    before = [(failure.step, failure.new_checkpoint) for failure in history.failures]
-    return [*before, (as_record(incident).step, history.new_checkpoint)]
+def _saved(history: History) -> list[bool]:
+    """Return for each failure, the incident last, whether its round saved a newer checkpoint."""
+    return [*(failure.new_checkpoint for failure in history.failures), history.new_checkpoint]
+
+
+def _since(history: History, progressed: Iterable[bool]) -> list[Failure]:
+    """Return the failures from the last round on that progressed, of which the incident's is the last."""
+    return list(history.failures[max((place for place, has in enumerate(progressed) if has), default=0) :])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_core.config.parse import Wrong
-from elastic_core.incidents import MAX_EXCLUSION_SECONDS, Action, Failure, History, Incident, Verdict
-from elastic_core.protocol import list_names
-from elastic_policies.durations import format_duration, parse_count, parse_duration
-from elastic_policies.past import MAX_FAILURES, failed_alike, is_same_host, within
+from elastic_core.incidents import MAX_EXCLUSION_SECONDS, Action, History, Incident, Verdict
+from elastic_core.protocol import MAX_FAILURES, list_names
+from elastic_policies.durations import format_duration, parse_count, parse_duration, split_value
+from elastic_policies.past import failed_alike, is_same_host, within
 
 NAME = "quarantine"
 FORM = "N/DURATION:DURATION, such as 3/1h:30m"
@@ -16,7 +15,7 @@ FORM = "N/DURATION:DURATION, such as 3/1h:30m"
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """When a host is left out, and for how long. Durations are in seconds."""
+    """The number of failures after which a host is left out. Durations are in seconds."""
 
     failures: int
     window: float
@@ -28,11 +27,8 @@ class Quarantine:
 
 def parse(text: str) -> Quarantine:
     """Return the quarantine that ``3/1h:30m`` means; raise Wrong for another text."""
-    count, slash, durations = text.partition("/")
-    window, colon, cool_down = durations.partition(":")
-    if not slash or not colon:
-        raise Wrong(f"is not of the form {FORM}")
-    spans = (parse_duration(part, most=MAX_EXCLUSION_SECONDS) for part in (window, cool_down))
+    count, durations = split_value(text, "/", FORM)
+    spans = (parse_duration(part, most=MAX_EXCLUSION_SECONDS) for part in split_value(durations, ":", FORM))
     return Quarantine(parse_count(count, least=1, most=MAX_FAILURES), *spans)
 
 
@@ -46,7 +42,10 @@ def judge(incident: Incident, history: History, quarantine: Quarantine) -> Verdi
     if not incident.explanation.hosts_fault:
         return None
     recent = within(history, quarantine.window)
-    count = 1 + sum(_counts(failure, incident) for failure in recent)
+    count = 1 + sum(
+        is_same_host(failure, incident) and (failed_alike(failure, incident) or failure.hosts_fault)
+        for failure in recent
+    )
     if count % quarantine.failures:
         return None
     span = format_duration(quarantine.window)
@@ -56,9 +55,3 @@ def judge(incident: Incident, history: History, quarantine: Quarantine) -> Verdi
         return Verdict(Action.RESTART, f"{reason} (quarantine={quarantine})", policy=NAME)
     reason = f"{incident.host} failed first {count} times within {span} (quarantine={quarantine})"
     return Verdict(Action.EXCLUDE_HOST, reason, exclude_for=quarantine.cool_down, policy=NAME)
-
-
-def _counts(failure: Failure, incident: Incident) -> bool:
-    if not is_same_host(failure, incident):
-        return False
-    return failed_alike(failure, incident) or failure.hosts_fault

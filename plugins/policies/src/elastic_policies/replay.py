@@ -11,10 +11,9 @@ from typing import Any
 from elastic_core.errors import UsageError
 from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict, strictest
 from elastic_core.plugins import MaxRestartsPolicy
-from elastic_core.protocol import as_record
+from elastic_core.protocol import MAX_FAILURES, as_record
 from elastic_policies.composition import judge
 from elastic_policies.known_failures import explain
-from elastic_policies.past import MAX_FAILURES
 
 EVENT = "verdict"
 
@@ -38,6 +37,12 @@ class Compared:
 
     judged: Judged
     verdict: Verdict
+
+    @property
+    def is_same(self) -> bool:
+        """True if both verdicts lead to the same."""
+        one, other = self.judged.verdict, self.verdict
+        return (one.action, one.delay, one.exclude_for) == (other.action, other.delay, other.exclude_for)
 
 
 def read_events(lines: Iterable[str]) -> Iterator[Judged]:
@@ -141,7 +146,7 @@ def as_plain(one: Compared) -> dict[str, Any]:
         "step": incident.step,
         "decided": _as_dict(one.judged.verdict),
         "would_decide": _as_dict(one.verdict),
-        "same": _key(one.judged.verdict) == _key(one.verdict),
+        "same": one.is_same,
     }
 
 
@@ -154,15 +159,10 @@ def as_lines(rows: list[Compared]) -> list[str]:
         step = "" if incident.step is None else f", step {incident.step}"
         lines.append(f"round {incident.round}:{rank} on {incident.host} {incident.message or incident.cause()}{step}")
         lines.append(f"  decided        {_text(one.judged.verdict)}")
-        same = _key(one.judged.verdict) == _key(one.verdict)
-        lines.append(f"  would decide   {'the same' if same else _text(one.verdict)}")
-    other = sum(_key(one.judged.verdict) != _key(one.verdict) for one in rows)
+        lines.append(f"  would decide   {'the same' if one.is_same else _text(one.verdict)}")
+    other = sum(not one.is_same for one in rows)
     lines.append(f"{len(rows)} failure(s), {other} with another verdict")
     return lines
-
-
-def _key(verdict: Verdict) -> tuple[Action, float, float | None]:
-    return verdict.action, verdict.delay, verdict.exclude_for
 
 
 def _as_dict(verdict: Verdict) -> dict[str, Any]:

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from elastic_core.incidents import Action, Failure, History, Incident, Verdict
-from elastic_core.protocol import as_record
+from elastic_core.protocol import MAX_FAILURES, as_record
 from elastic_policies.durations import parse_count
 from elastic_policies.known_failures import NOT_LOADED
-from elastic_policies.past import MAX_FAILURES
 
 NAME = "torn_checkpoint"
 FORM = "N, such as 2: the N-th failure in a row to load one checkpoint ends the job, or has it set aside"
@@ -34,7 +33,7 @@ OTHER_MODEL = "Error(s) in loading state_dict"  # of a whole checkpoint
 
 @dataclass(frozen=True, slots=True)
 class TornCheckpoint:
-    """When a checkpoint counts as torn, and what is done then."""
+    """The number of failures after which a checkpoint counts as torn, and the treatment of such a one."""
 
     failures: int  # how many failures in a row
     place: str = ""  # ``--checkpoint_path``; '' where it is not known: then the failure is only told

@@ -43,7 +43,7 @@ class NewestCheckpoint:
         self._last: SavedFile | None = None
         self._reported: SavedFile | None = None
         self._seen_at: float | None = None
-        """When the newest file was not this one yet; None if it was there from the first look on."""
+        """The last look at which the newest file was another one; None if it was there from the first look on."""
         self._looked_at: float | None = None
 
     def look(
@@ -117,9 +117,9 @@ class CheckpointFiles:
             return
         try:
             with contextlib.suppress(OSError):
-                news = self._newest.look(find_files(self._place), time.monotonic(), time.time(), settled=settled)
-                if news is not None and not self._closing.is_set():
-                    self._found(*news)
+                finished = self._newest.look(find_files(self._place), time.monotonic(), time.time(), settled=settled)
+                if finished is not None and not self._closing.is_set():
+                    self._found(*finished)
         finally:
             self._lock.release()
 

@@ -35,7 +35,7 @@ BUILT_IN = Expressions()
 
 
 class WrongExpression(ValueError):
-    """Why an expression cannot be used, as a clause that follows the expression in a message."""
+    """An expression that cannot be used. The text is a clause that follows the expression in a message."""
 
 
 def compile_expression(
@@ -121,17 +121,18 @@ def _count_repeats(parsed: Any) -> int:
     return count
 
 
-def _literals(parsed: Any) -> list[str]:
-    """Return the literal texts of an expression, wherever they are."""
+def _literals(parsed: Any, *, required: bool = False) -> list[str]:
+    """Return the literal texts of an expression, wherever they are; if ``required``, those that each match has."""
     found, run = [], ""
     for op, value in parsed:
-        if str(op) == "LITERAL":
+        name = str(op)
+        if name == "LITERAL":
             run += chr(value)
             continue
         found += [run] if run else []
         run = ""
-        for part in _parts(str(op), value):
-            found += _literals(part)
+        if not required or (name == "SUBPATTERN" and not value[1]) or (name in _REPEATS and int(value[0]) > 0):
+            found += [text for part in _parts(name, value) for text in _literals(part, required=required)]
     return [*found, run] if run else found
 
 
@@ -155,21 +156,7 @@ def needle_of(text: str) -> str:
     """Return the longest text that is in every line which the expression ``text`` matches; '' for none."""
     if re.compile(text).flags & (re.IGNORECASE | re.VERBOSE):
         return ""
-    return max(_required(_parse(text)), key=len, default="")
-
-
-def _required(parsed: Any) -> list[str]:
-    found, run = [], ""
-    for op, value in parsed:
-        name = str(op)
-        if name == "LITERAL":
-            run += chr(value)
-            continue
-        found += [run] if run else []
-        run = ""
-        if (name == "SUBPATTERN" and not value[1]) or (name in _REPEATS and int(value[0]) > 0):
-            found += [text for part in _parts(name, value) for text in _required(part)]
-    return [*found, run] if run else found
+    return max(_literals(_parse(text), required=True), key=len, default="")
 
 
 def compile_expressions(progress_pattern: str | None = None, checkpoint_pattern: str | None = None) -> Expressions:

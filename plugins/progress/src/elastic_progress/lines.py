@@ -16,7 +16,7 @@ from functools import cache
 from elastic_core.progress import LARGEST_STEP, Checkpoint, Progress, step_of_path
 from elastic_progress.bars import BARS_MAX, CURSOR_UP, Bar, Bars, read_bar
 from elastic_progress.expressions import BUILT_IN, USER_LINE_MAX_CHARACTERS, Expressions, needle_of
-from elastic_progress.patterns import CHECKPOINT_NEEDLE, CHECKPOINT_PATTERNS, PATTERNS, Pattern
+from elastic_progress.patterns import CHECKPOINT_EXPRESSIONS, CHECKPOINT_NEEDLE, PATTERNS, Pattern
 
 LINE_MAX_BYTES = 2000  # of a line, its end; built-in expressions take linear time
 LINES_PER_SECOND = 25.0  # of one stream that are matched
@@ -40,8 +40,7 @@ class Scanner:
         self._rest = b""
         self._follows_return = False
         self._allowed, self._at = LINES_AT_ONCE + RESERVE, 0.0
-        self._waiting: tuple[bytes, float] | None = None
-        """The newest line that there was no time for, and when it came."""
+        self._waiting: tuple[bytes, float] | None = None  # the newest line that there was no time for, and when it came
         self._shown = b""  # the bar without an end that was returned already
 
     def feed(self, data: bytes, needles: Sequence[bytes] | None, now: float) -> list[str]:
@@ -160,12 +159,6 @@ def _find(expression: str, needles: Sequence[str], line: str) -> re.Match[str] |
     return _compiled(expression).search(line) if any(needle in line for needle in needles) else None
 
 
-@dataclass(slots=True)
-class _Candidate:
-    position: float
-    count: int = 1
-
-
 class Recognizer:
     """Finds the pattern that the workers of a node print; they run one program, so one choice holds for all of them."""
 
@@ -215,7 +208,8 @@ class LineReader:
     recognizer: Recognizer
     _began: dict[tuple[str, int], int] = field(default_factory=dict)  # the first n of each bar
     _bars: Bars = field(default_factory=Bars)
-    _candidates: dict[str, _Candidate] = field(default_factory=dict)
+    _candidates: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """By pattern and bar: the newest position, and the number of matches with growing ones."""
 
     def read(self, line: str) -> Progress | None:
         """Return the progress that a line shows; None if it shows none, or if its pattern is not chosen yet.
@@ -245,7 +239,7 @@ class LineReader:
         if own is not None:
             match = own.search(line[-USER_LINE_MAX_CHARACTERS:])
         elif CHECKPOINT_NEEDLE in line:
-            matches = (_compiled(pattern.expression).search(line) for pattern in CHECKPOINT_PATTERNS)
+            matches = (_compiled(expression).search(line) for expression in CHECKPOINT_EXPRESSIONS)
             match = next(filter(None, matches), None)
         else:
             return None
@@ -257,7 +251,7 @@ class LineReader:
         return Checkpoint(step_of_path(path) if step is None else step, path)
 
     def _decides(self, pattern: Pattern, match: re.Match[str]) -> bool:
-        """Count a match; whether it is the third with a growing step."""
+        """Count a match; return True for the third with a growing step."""
         if "n" in match.groupdict():
             if (bar := self._bar(match)) is None:
                 return False
@@ -270,13 +264,12 @@ class LineReader:
             return False
         if len(self._candidates) > BARS_MAX:  # bars of ever new titles
             self._candidates.clear()
-        seen = self._candidates.get(name)
-        if seen is None or position < seen.position:
-            self._candidates[name] = _Candidate(position)
-        elif position > seen.position:
-            seen.position, seen.count = position, seen.count + 1
-            return seen.count >= MATCHES_TO_CHOOSE
-        return False
+        newest, count = self._candidates.get(name, (position, 0))
+        if position == newest and count:
+            return False
+        count = count + 1 if position >= newest else 1
+        self._candidates[name] = position, count
+        return count >= MATCHES_TO_CHOOSE
 
     def _progress(self, match: re.Match[str]) -> Progress:
         groups = match.groupdict()

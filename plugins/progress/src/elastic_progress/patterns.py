@@ -1,6 +1,6 @@
 """A table of patterns for the steps, losses and checkpoints that training frameworks print.
 
-:mod:`elastic_progress.lines` matches lines with :data:`PATTERNS` and :data:`CHECKPOINT_PATTERNS`.
+:mod:`elastic_progress.lines` matches lines with :data:`PATTERNS` and :data:`CHECKPOINT_EXPRESSIONS`.
 """
 
 from __future__ import annotations
@@ -133,25 +133,11 @@ PATTERNS: Sequence[Pattern] = (
 """The lines of all frameworks, in the order in which a line is compared with them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointPattern:
-    """The line of one framework about a checkpoint that was saved."""
-
-    name: str
-    expression: str
-    source: str
-
-
 CHECKPOINT_NEEDLE = "checkpoint"
-CHECKPOINT_PATTERNS: Sequence[CheckpointPattern] = (
-    CheckpointPattern(
-        name="Megatron-LM",
-        expression=r"successfully saved checkpoint from iteration +(?P<step>\d+) to (?P<path>\S+)",
-        source="Megatron-LM, save_checkpoint (megatron/training/checkpointing.py)",
-    ),
-    CheckpointPattern(
-        name="torchtitan",
-        expression=r"Finished saving the checkpoint",
-        source="torchtitan, CheckpointManager.save (components/checkpoint.py)",
-    ),
+CHECKPOINT_EXPRESSIONS = (
+    # Megatron-LM, save_checkpoint (megatron/training/checkpointing.py)
+    r"successfully saved checkpoint from iteration +(?P<step>\d+) to (?P<path>\S+)",
+    # torchtitan, CheckpointManager.save (components/checkpoint.py)
+    r"Finished saving the checkpoint",
 )
+"""The lines about a checkpoint that was saved, each of which has the needle."""

@@ -29,7 +29,7 @@ class ProgressReader:
         now: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._now, self._cpu = now, cpu
+        self.now, self._cpu = now, cpu
         self._recognizer = Recognizer(expressions)
         self._lock = threading.Lock()
         self._lines: dict[int, LineReader] = {}  # by rank
@@ -37,7 +37,7 @@ class ProgressReader:
         self._reporting = threading.local()
         """In a thread that reports what was read, ``on`` is True: other progress comes from the script itself."""
         self._script_reports = False
-        self._told_pattern = ""  # the name of the pattern that was published last
+        self._published_pattern = ""  # the name of the newest one
         self._is_own = expressions.progress is not None or expressions.checkpoint is not None
         """True if the user has given an expression: all streams are read, and the time of a match is limited."""
 
@@ -45,10 +45,6 @@ class ProgressReader:
     def needles(self) -> tuple[bytes, ...] | None:
         """Texts of which a line must have one to be worth reading; None for any line."""
         return self._recognizer.needles
-
-    def seconds(self) -> float:
-        """Return the monotonic time."""
-        return self._now()
 
     def begin(self, round: RunningRound) -> None:
         """Read a round. What workers print is known already, if it was found out."""
@@ -75,7 +71,7 @@ class ProgressReader:
                 if self._is_own and self._cpu() - began > MATCH_MAX_SECONDS:
                     raise TimeoutError(f"a line took more than {MATCH_MAX_SECONDS:g} s: {line[-80:]!r}")
         if found:
-            self._tell_pattern(round, rank, found[-1])
+            self._publish_pattern(round, rank, found[-1])
         self._reporting.on = True
         try:
             for progress in found:
@@ -89,12 +85,12 @@ class ProgressReader:
         """Note that the script reports its steps itself (``TrainState``, ``elastic.report``)."""
         self._script_reports |= progress.step is not None and not getattr(self._reporting, "on", False)
 
-    def _tell_pattern(self, round: RunningRound, rank: int, progress: Progress) -> None:
+    def _publish_pattern(self, round: RunningRound, rank: int, progress: Progress) -> None:
         chosen = self._recognizer.chosen
         name = "--progress_pattern" if chosen is None else chosen.name
-        if name == self._told_pattern or (self._script_reports and not self._is_own):
+        if name == self._published_pattern or (self._script_reports and not self._is_own):
             return
-        self._told_pattern = name
+        self._published_pattern = name
         where = progress.describe() or "no step yet"
         by = name if chosen is None else f'the pattern "{name}"'
         message = f"rank {rank} is at {where}, read from its output by {by}"
@@ -116,7 +112,7 @@ class StreamReader(OutputReader):
     def feed(self, data: bytes) -> None:
         """Take what the worker has written. It is read at once, or together with what comes within the next 0.1 s."""
         with self._lock:
-            self._at = now = self._reader.seconds()
+            self._at = now = self._reader.now()
             self._unread.append(data)
             self._size += len(data)
             if now - self._read_at >= READ_INTERVAL_SECONDS or self._size >= UNREAD_MAX_BYTES:
