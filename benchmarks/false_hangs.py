@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stage import WORKERS
+from rig import WORKERS
 from waiting import HEALTHY, program
 
 from benchmarks.tables import table

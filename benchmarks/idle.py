@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage import WORKERS, Agent, Stage, free_port
+from rig import WORKERS, Agent, Rig, free_port
 
 from benchmarks.jobs import Launcher
 from benchmarks.processes import AgentProcesses, cpu_seconds, processes_of, pss, rss
@@ -68,9 +68,9 @@ def watch(kinds: Sequence[Kind], times: int) -> Iterator[dict[str, dict[str, flo
         Figures of one window by the kind's name; CPU in seconds per hour, RSS in bytes.
     """
     with tempfile.TemporaryDirectory(prefix="elastic-bench-") as folder:
-        stage = Stage(Path(folder))
+        rig = Rig(Path(folder))
         try:
-            agents = {kind.name: stage.start(kind.command(stage.folder)) for kind in kinds}
+            agents = {kind.name: rig.start(kind.command(rig.folder)) for kind in kinds}
             for kind in kinds:
                 agents[kind.name].wait_for_report("started", count=2)
                 if kind.grows:
@@ -79,7 +79,7 @@ def watch(kinds: Sequence[Kind], times: int) -> Iterator[dict[str, dict[str, flo
             for _ in range(times):
                 yield _window(agents)
         finally:
-            stage.destroy()
+            rig.destroy()
 
 
 def _window(agents: Mapping[str, Agent]) -> dict[str, dict[str, float]]:

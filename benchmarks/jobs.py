@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stage import WORKERS, Agent, Report, Stage, free_port
+from rig import WORKERS, Agent, Report, Rig, free_port
 
 PATIENCE = 60.0
 """Seconds after which something counts as never coming."""
@@ -79,14 +79,14 @@ class Setting:
 class Job:
     """A job of one launcher, on one host."""
 
-    def __init__(self, launcher: Launcher, setting: Setting, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, launcher: Launcher, setting: Setting, rig: Rig) -> None:
+        self.rig = rig
         self.setting = setting
         self.nodes: list[Agent] = []
         """Those that are up, in order of arrival."""
-        self.pace = stage.folder / "pace"
+        self.pace = rig.folder / "pace"
         self.pace.mkdir()
-        self.deaf = stage.folder / "deaf"
+        self.deaf = rig.folder / "deaf"
         """Once it is there, workers block where a collective fails, as under NCCL, and do not fail."""
         self.patience = PATIENCE
         """Seconds after which its coming back counts as never coming."""
@@ -97,10 +97,10 @@ class Job:
         """Start the next node; the first hosts the store."""
         first = not self.nodes
         workers = self.setting.workers[len(self.nodes)]
-        script = [str(WORKERS / "allreduce.py"), f"--until={self.stage.folder / 'never'}"]
+        script = [str(WORKERS / "allreduce.py"), f"--until={self.rig.folder / 'never'}"]
         script += [f"--pace={self.pace}", f"--deaf={self.deaf}", *self._launcher.worker]
         command = [*self._launcher.command, f"--nproc_per_node={workers}", f"--max_restarts={RESTARTS}"]
-        node = self.stage.start([*command, *self._meeting(first), *script], env=self._launcher.env)
+        node = self.rig.start([*command, *self._meeting(first), *script], env=self._launcher.env)
         self.nodes.append(node)
         return node
 
@@ -133,7 +133,7 @@ class Job:
         def times() -> list[float]:
             return [report["at"] for report in self.latest(since).values()]
 
-        self.stage.wait_until(lambda: len(times()) == ranks or any(node.ended for node in self.nodes), self.patience)
+        self.rig.wait_until(lambda: len(times()) == ranks or any(node.ended for node in self.nodes), self.patience)
         return max(times()) - since if len(times()) == ranks else None
 
     def latest(self, since: float = 0.0) -> dict[int, Report]:

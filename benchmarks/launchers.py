@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
-from stage import Stage
+from rig import Rig
 
 from benchmarks import floor, idle
 from benchmarks.jobs import ALL, FRESH, PATIENCE, TORCHRUN, WARM, Job, Launcher, Setting, launchers
@@ -58,7 +58,7 @@ def play(launcher: Launcher, setting: Setting, scenes: Iterable[Scene], record: 
                 continue
             if job is None or len(job.nodes) != scene.nodes:
                 stack.close()
-                job = Job(launcher, setting, _stage(stack))
+                job = Job(launcher, setting, _rig(stack))
                 if not job.bring_to(scene.nodes):
                     said = "\n".join(line for node in job.nodes for line in node.lines[-5:])
                     say([f"{launcher.name} did not come up for {scene.figures[0]!r}:\n{said}"])
@@ -84,11 +84,11 @@ def hopeless(scene: Scene, launcher: Launcher, record: Book) -> bool:
     return nevers >= GIVE_UP and nevers > len(samples) / 2
 
 
-def _stage(stack: ExitStack) -> Stage:
+def _rig(stack: ExitStack) -> Rig:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic-bench-"))
-    stage = Stage(Path(folder))
-    stack.callback(stage.destroy)
-    return stage
+    rig = Rig(Path(folder))
+    stack.callback(rig.destroy)
+    return rig
 
 
 def measure_scenes(compared: Sequence[Launcher], runs: int, only: str, deadline: float, record: Book) -> None:

@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from stage import Stage
+from rig import Rig
 
 from benchmarks.jobs import WARM, Job, Launcher, Setting
 from benchmarks.launchers import PAGE
@@ -58,9 +58,9 @@ def recoveries(launcher: Launcher, setting: Setting, kills: int) -> list[tuple[f
         TimeoutError: The job did not come up, or did not recover.
     """
     with tempfile.TemporaryDirectory(prefix="elastic-bench-") as folder, ExitStack() as stack:
-        stage = Stage(Path(folder))
-        stack.callback(stage.destroy)
-        job = Job(launcher, setting, stage)
+        rig = Rig(Path(folder))
+        stack.callback(rig.destroy)
+        job = Job(launcher, setting, rig)
         if not job.bring_to(1):
             raise TimeoutError(f"the job {launcher.name!r} did not come up:\n" + "\n".join(job.nodes[0].lines[-20:]))
         job.patience = SHORT

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage import command_line, descendants
+from rig import command_line, descendants
 
 _CPUCLOCK_SCHED = 2
 _FORK_SERVER = "elastic: fork server of "

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from stage import WARM, Agent, Report, Stage
+from rig import WARM, Agent, Report, Rig
 
 from benchmarks.checkpointing import COPIES, DISK_FIRST, DISK_LATER, LATER, LOADS, SAVES
 from benchmarks.committing import COMMITTED, RESTORED
@@ -85,13 +85,13 @@ def say(*lines: object) -> None:
     print(*lines, sep="\n", flush=True)
 
 
-def reported(stage: Stage, agent: Agent, event: str) -> Report:
+def reported(rig: Rig, agent: Agent, event: str) -> Report:
     """Return what the worker says.
 
     Raises:
         RuntimeError: It does not.
     """
-    if not stage.wait_until(lambda: agent.ended or agent.reports(event), PATIENCE) or not agent.reports(event):
+    if not rig.wait_until(lambda: agent.ended or agent.reports(event), PATIENCE) or not agent.reports(event):
         raise RuntimeError(f"no worker has {event} its state:\n{agent.output}")
     return agent.reports(event)[0]
 
@@ -103,16 +103,16 @@ def in_memory(kind: str, size: int, record: Record) -> None:
         RuntimeError: It did not come back.
     """
     with tempfile.TemporaryDirectory(prefix="elastic-bench-") as folder:
-        stage = Stage(Path(folder))
+        rig = Rig(Path(folder))
         try:
             command = ["--standalone", "--max_restarts=1", "--module", "benchmarks.committing", kind, size]
             path = [str(ROOT), *map(os.path.abspath, sys.path)]  # the job is in another folder
-            agent = stage.run(*command, env={**WARM, **CALM, "PYTHONPATH": os.pathsep.join(path)})
-            before = reported(stage, agent, COMMITTED)
+            agent = rig.run(*command, env={**WARM, **CALM, "PYTHONPATH": os.pathsep.join(path)})
+            before = reported(rig, agent, COMMITTED)
             agent.kill_worker(0)
-            after = reported(stage, agent, RESTORED)
+            after = reported(rig, agent, RESTORED)
         finally:
-            stage.destroy()
+            rig.destroy()
     first, second, *later = before["commits"]
     record.add(kind, before["copies"], {FIRST: first, SECOND: second, LATER_ONES: statistics.median(later)})
     record.add(kind, after["copies"], {RESTORE: after["restore"], AGAIN: statistics.median(after["commits"][:2])})

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from stage import Agent, Stage, descendants
+from rig import Agent, Rig, descendants
 
 from benchmarks.jobs import WARM, Job, Setting
 from benchmarks.launchers import PAGE
@@ -48,9 +48,9 @@ def without_node(death: str, *, spare: bool) -> float | None:
     """Return the seconds until both ranks work again; None if that does not come."""
     kill, deaf = DEATHS[death]
     with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder))
+        rig = Rig(Path(folder))
         try:
-            job = Job(LAUNCHER, Setting((1, 1, 1), "2"), stage)
+            job = Job(LAUNCHER, Setting((1, 1, 1), "2"), rig)
             if not job.bring_to(2):
                 return None
             waiting = [job.start_node()] if spare else []
@@ -68,7 +68,7 @@ def without_node(death: str, *, spare: bool) -> float | None:
                 job.start_node()
             return job.all_reduced(killed)
         finally:
-            stage.close()
+            rig.close()
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
-from stage import descendants, variable
+from rig import descendants, variable
 from terminal import Terminal
 
 ROOT = Path(__file__).parents[1]

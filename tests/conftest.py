@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stage import Stage, over
+from rig import Rig, over
 
 # These need what only their tox environments install; naming the folder runs them all the same.
 collect_ignore = ["frameworks", "installed", "schedulers"]
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def rig(tmp_path: Path) -> Iterator[Rig]:
     """Starts agents. Whatever the test did to them, none of their processes may outlive them."""
-    stage = Stage(tmp_path)
-    yield stage
-    left = stage.close()
+    rig = Rig(tmp_path)
+    yield rig
+    left = rig.close()
     assert not left, "processes that outlived their agents: " + "; ".join(left)
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from stage import WARM, Stage
+from rig import WARM, Rig
 
 HEAD = """\
 import os, signal, sys, time
@@ -69,21 +69,21 @@ STORIES = {
 
 @pytest.mark.parametrize("story", STORIES)
 def test_the_summary_says_where_the_rank_is_that_the_others_waited_for(
-    stage: Stage, file_rendezvous: list[str], story: str
+    rig: Rig, file_rendezvous: list[str], story: str
 ) -> None:
     program, where = STORIES[story]
-    Path(stage.folder, "train.py").write_text(HEAD + program)
+    Path(rig.folder, "train.py").write_text(HEAD + program)
     command = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=0", *file_rendezvous, "train.py"]
-    agents = [stage.run(*command, env=WARM) for _ in range(2)]
+    agents = [rig.run(*command, env=WARM) for _ in range(2)]
     for agent in agents:
         assert agent.exit_code() == 79, agent.output
         assert re.search("what .*, which follows from the loss of a peer", agent.output), agent.output
         assert re.search(rf"others  (.*; )?{where}(;|$)", agent.output, re.MULTILINE), agent.output
 
 
-def test_the_line_of_a_restart_says_it_too(stage: Stage) -> None:
+def test_the_line_of_a_restart_says_it_too(rig: Rig) -> None:
     program = "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1': sys.exit()\n" + STORIES["a collective"][0]
-    Path(stage.folder, "train.py").write_text(HEAD + program)
-    agent = stage.run("--nproc_per_node=4", "--max_restarts=1", "train.py", env=WARM)
+    Path(rig.folder, "train.py").write_text(HEAD + program)
+    agent = rig.run("--nproc_per_node=4", "--max_restarts=1", "train.py", env=WARM)
     assert agent.exit_code() == 0, agent.output
     agent.wait_for(rf"round 2: .*Timed out waiting .*; {LOADS}")

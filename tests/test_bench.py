@@ -21,7 +21,7 @@ from benchmarks.states import FEW, KINDS, MANY, shapes, training
 from benchmarks.tables import Samples, cell, figures, median, megabytes, paragraphs, ratio, replaced, seconds, table
 from benchmarks.targets import ratios, targets
 from pace import Pace, PaceKeeper, read
-from stage import Report
+from rig import Report
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage
+from rig import WORKERS, Agent, Rig
 
 from elastic_core.exit_codes import ExitCode
 
@@ -113,7 +113,7 @@ ENTRY_POINTS = """
 
 
 @pytest.fixture
-def run(stage: Stage, tmp_path: Path) -> Callable[..., Agent]:
+def run(rig: Rig, tmp_path: Path) -> Callable[..., Agent]:
     """Starts ``elastic run`` where the plugins are installed."""
     site = tmp_path / "site-packages"
     information = site / "careless-1.0.dist-info"
@@ -125,7 +125,7 @@ def run(stage: Stage, tmp_path: Path) -> Callable[..., Agent]:
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: careless\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(textwrap.dedent(ENTRY_POINTS))
     path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    return lambda *arguments: stage.run(*arguments, env={"PYTHONPATH": path})
+    return lambda *arguments: rig.run(*arguments, env={"PYTHONPATH": path})
 
 
 def test_policies_whose_verdicts_cannot_be_followed_abstain(run: Callable[..., Agent]) -> None:

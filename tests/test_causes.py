@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 from programs import PYTHON, Programs
-from stage import Stage
+from rig import Rig
 
 from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.warden.linux import become_subreaper
@@ -605,12 +605,12 @@ signal.pause()
 
 @pytest.mark.parametrize("start", ["--no_warm_start", "--warm_start"])
 @pytest.mark.parametrize("thread", [True, False], ids=["a thread goes on", "an atexit function takes a while"])
-def test_a_rank_has_failed_when_its_main_thread_has_raised(stage: Stage, start: str, thread: bool) -> None:
-    (stage.folder / "train.py").write_text(STUCK.format(thread=thread))
+def test_a_rank_has_failed_when_its_main_thread_has_raised(rig: Rig, start: str, thread: bool) -> None:
+    (rig.folder / "train.py").write_text(STUCK.format(thread=thread))
     grace = "0.5" if thread else "60"
     flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=0", f"--failure_grace={grace}", start]
-    agent = stage.run(*flags, "train.py")
+    agent = rig.run(*flags, "train.py")
     assert agent.exit_code() == 1
     assert "ValueError: bad batch" in agent.output
     assert "rank 1 " in agent.output
-    assert (stage.folder / "finished").exists() is not thread
+    assert (rig.folder / "finished").exists() is not thread

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Stage, free_port
+from rig import WORKERS, Rig, free_port
 
 SCRIPT = str(WORKERS / "sleeper.py")
 
@@ -24,8 +24,8 @@ SCRIPT = str(WORKERS / "sleeper.py")
     ],
     ids=["nnodes", "nproc_text", "nproc_zero", "backend", "conf", "flag", "script"],
 )
-def test_a_wrong_value_is_refused_and_quoted(stage: Stage, arguments: list[str], words: list[str]) -> None:
-    agent = stage.run(*arguments)
+def test_a_wrong_value_is_refused_and_quoted(rig: Rig, arguments: list[str], words: list[str]) -> None:
+    agent = rig.run(*arguments)
     assert agent.exit_code() == 2
     for word in words:
         assert word in agent.output
@@ -33,25 +33,25 @@ def test_a_wrong_value_is_refused_and_quoted(stage: Stage, arguments: list[str],
     assert not agent.reports("started")
 
 
-def test_an_endpoint_where_nobody_listens_has_its_own_code(stage: Stage) -> None:
+def test_an_endpoint_where_nobody_listens_has_its_own_code(rig: Rig) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     conf = "is_host=false,connect_timeout=1"
-    agent = stage.run("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", f"--rdzv_conf={conf}", SCRIPT)
+    agent = rig.run("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", f"--rdzv_conf={conf}", SCRIPT)
     assert agent.exit_code() == 69
     assert endpoint in agent.output
     assert "Traceback" not in agent.output
 
 
-def test_a_job_whose_nodes_never_come_has_its_own_code(stage: Stage, rendezvous: list[str]) -> None:
-    agent = stage.run("--nnodes=2", *rendezvous, "--rdzv_conf=join_timeout=1", SCRIPT)
+def test_a_job_whose_nodes_never_come_has_its_own_code(rig: Rig, rendezvous: list[str]) -> None:
+    agent = rig.run("--nnodes=2", *rendezvous, "--rdzv_conf=join_timeout=1", SCRIPT)
     assert agent.exit_code() == 75
     assert "started no worker" not in agent.output, "it was needed, and others were missing"
     assert "1 of at least 2 nodes" in agent.output
 
 
-def test_help_and_the_list_of_plugins_import_no_torch(stage: Stage, tmp_path: Path) -> None:
+def test_help_and_the_list_of_plugins_import_no_torch(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     elastic = str(Path(sys.executable).with_name("elastic"))
     for arguments in (["run", "--help"], ["plugins"]):
-        agent = stage.start([elastic, *arguments], env={"PYTHONPATH": str(tmp_path)})
+        agent = rig.start([elastic, *arguments], env={"PYTHONPATH": str(tmp_path)})
         assert agent.exit_code() == 0, agent.output

@@ -19,7 +19,7 @@ import redis
 from etcd_servers import Etcd, administer, asked, running as etcd_running
 from hosts import hosts
 from redis_servers import Daemon, authority, certificate, redis_server
-from stage import PATIENCE, WORKERS, Stage, free_port
+from rig import PATIENCE, WORKERS, Rig, free_port
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces and mounts need root")
 COMMAND = (sys.executable, "-m", "elastic_core", "doctor")
@@ -79,10 +79,10 @@ def test_redis_is_tried_in_full_and_left_empty(server: Daemon) -> None:
         assert admin.keys() == []
 
 
-def test_a_running_job_does_not_notice(server: Daemon, stage: Stage, tmp_path: Path) -> None:
+def test_a_running_job_does_not_notice(server: Daemon, rig: Rig, tmp_path: Path) -> None:
     job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
     flags = ["--nnodes=1:2", "--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job42"]
-    agent = stage.run(*flags, *job)
+    agent = rig.run(*flags, *job)
     agent.wait_for_report("training", world_size=1)
     assert doctor(*over_redis(server), "--rdzv_id=job42").exit_code == 0
     (tmp_path / "done").touch()
@@ -214,9 +214,9 @@ def test_other_nodes_are_told_that_nobody_hosts_yet() -> None:
     assert "no node hosts the store" in said.findings["connect"]["seen"]
 
 
-def test_the_store_of_a_running_c10d_job_is_tried_and_left_as_it_was(stage: Stage, tmp_path: Path) -> None:
+def test_the_store_of_a_running_c10d_job_is_tried_and_left_as_it_was(rig: Rig, tmp_path: Path) -> None:
     rendezvous = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
-    agent = stage.run("--nnodes=1:2", *rendezvous, WORKERS / "barrier.py", "--until", tmp_path / "done")
+    agent = rig.run("--nnodes=1:2", *rendezvous, WORKERS / "barrier.py", "--until", tmp_path / "done")
     agent.wait_for_report("training", world_size=1)
     said = doctor(*rendezvous)
     assert said.exit_code == 0, said.output

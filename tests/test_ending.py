@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import END_MAX_SECONDS, PATIENCE, WORKERS, Agent, Stage, descendants, name_of, over, still_there
+from rig import END_MAX_SECONDS, PATIENCE, WORKERS, Agent, Rig, descendants, name_of, over, still_there
 
 
 def everything(agent: Agent) -> list[int]:
@@ -35,8 +35,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("program", "sign"), CASES)
-def test_killing_the_agent_kills_all_that_it_started(stage: Stage, program: list[object], sign: str) -> None:
-    agent = stage.run("--standalone", "--nproc_per_node=2", *program)
+def test_killing_the_agent_kills_all_that_it_started(rig: Rig, program: list[object], sign: str) -> None:
+    agent = rig.run("--standalone", "--nproc_per_node=2", *program)
     agent.wait_for_report("started", count=2)
     agent.wait_for_report(sign, count=2)
     pids = everything(agent)
@@ -47,9 +47,9 @@ def test_killing_the_agent_kills_all_that_it_started(stage: Stage, program: list
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(("program", "sign"), [CASES[0], CASES[1]])
 def test_a_signal_ends_the_agent_and_all_that_it_started(
-    stage: Stage, program: list[object], sign: str, signum: int
+    rig: Rig, program: list[object], sign: str, signum: int
 ) -> None:
-    agent = stage.run("--standalone", "--nproc_per_node=2", "--shutdown_timeout=1", *program)
+    agent = rig.run("--standalone", "--nproc_per_node=2", "--shutdown_timeout=1", *program)
     agent.wait_for_report("started", count=2)
     agent.wait_for_report(sign, count=2)
     pids = everything(agent)
@@ -58,8 +58,8 @@ def test_a_signal_ends_the_agent_and_all_that_it_started(
     assert still_there(pids, within=0.0) == []
 
 
-def test_a_second_signal_does_not_wait_for_stubborn_workers(stage: Stage) -> None:
-    agent = stage.run("--standalone", "--shutdown_timeout=3600", WORKERS / "stubborn.py")
+def test_a_second_signal_does_not_wait_for_stubborn_workers(rig: Rig) -> None:
+    agent = rig.run("--standalone", "--shutdown_timeout=3600", WORKERS / "stubborn.py")
     agent.wait_for_report("started")
     agent.signal(signal.SIGINT)
     agent.wait_for("SIGINT")
@@ -67,10 +67,10 @@ def test_a_second_signal_does_not_wait_for_stubborn_workers(stage: Stage) -> Non
     assert agent.exit_code() == 128 + signal.SIGINT
 
 
-def test_timeout_which_signals_an_agent_twice_asks_it_once_to_leave(stage: Stage) -> None:
+def test_timeout_which_signals_an_agent_twice_asks_it_once_to_leave(rig: Rig) -> None:
     """It signals its child, and then its process group."""
     job = ["--standalone", "--shutdown_timeout=2", WORKERS / "stubborn.py"]
-    agent = stage.start(["timeout", "600", sys.executable, "-m", "elastic_core", "run", *map(str, job)])
+    agent = rig.start(["timeout", "600", sys.executable, "-m", "elastic_core", "run", *map(str, job)])
     agent.wait_for_report("started")
     agent.process.send_signal(signal.SIGTERM)
     assert agent.exit_code() == 128 + signal.SIGTERM
@@ -78,11 +78,11 @@ def test_timeout_which_signals_an_agent_twice_asks_it_once_to_leave(stage: Stage
     assert "again" not in agent.output
 
 
-def test_the_other_nodes_outlive_a_killed_agent(stage: Stage, file_rendezvous: list[str]) -> None:
+def test_the_other_nodes_outlive_a_killed_agent(rig: Rig, file_rendezvous: list[str]) -> None:
     command = ["--nnodes=1:2", *file_rendezvous, WORKERS / "sleeper.py"]
-    first = stage.run(*command)
+    first = rig.run(*command)
     first.wait_for_report("started", world_size=1)
-    second = stage.run(*command)
+    second = rig.run(*command)
     second.wait_for_report("started", world_size=2)
     second.signal(signal.SIGKILL)
     first.wait_for_report("started", count=2, world_size=1)
@@ -90,18 +90,18 @@ def test_the_other_nodes_outlive_a_killed_agent(stage: Stage, file_rendezvous: l
 
 @pytest.mark.parametrize("backend", ["local", "c10d"])
 @pytest.mark.parametrize("stream", ["<&-", ">&-", "<&- >&-"])
-def test_a_closed_standard_stream_is_nobody_elses(stage: Stage, tmp_path: Path, backend: str, stream: str) -> None:
+def test_a_closed_standard_stream_is_nobody_elses(rig: Rig, tmp_path: Path, backend: str, stream: str) -> None:
     """The first file that the agent opens must not become its own, or its workers', standard stream."""
     flags = "" if backend == "local" else " ".join(over(backend, tmp_path))
     shown = tmp_path / "fds"
     worker = f"--no_python sh -c 'readlink /proc/self/fd/0 > {shown}'"
-    agent = stage.start(["sh", "-c", f"{sys.executable} -m elastic_core run {flags} {worker} {stream}"])
+    agent = rig.start(["sh", "-c", f"{sys.executable} -m elastic_core run {flags} {worker} {stream}"])
     assert agent.exit_code() == 0, agent.output
     assert "socket" not in shown.read_text()
 
 
-def test_a_stopped_warden_does_not_outlive_a_second_ctrl_c(stage: Stage) -> None:
-    agent = stage.run("--standalone", WORKERS / "sleeper.py")
+def test_a_stopped_warden_does_not_outlive_a_second_ctrl_c(rig: Rig) -> None:
+    agent = rig.run("--standalone", WORKERS / "sleeper.py")
     agent.wait_for_report("started")
     warden = below(agent, "elastic-warden")
     os.kill(warden, signal.SIGSTOP)
@@ -111,8 +111,8 @@ def test_a_stopped_warden_does_not_outlive_a_second_ctrl_c(stage: Stage) -> None
     assert agent.exit_code() == 130
 
 
-def test_a_stopped_warden_is_noticed(stage: Stage) -> None:
-    agent = stage.run("--standalone", WORKERS / "sleeper.py")
+def test_a_stopped_warden_is_noticed(rig: Rig) -> None:
+    agent = rig.run("--standalone", WORKERS / "sleeper.py")
     agent.wait_for_report("started")
     warden = below(agent, "elastic-warden")
     os.kill(warden, signal.SIGSTOP)
@@ -122,11 +122,11 @@ def test_a_stopped_warden_is_noticed(stage: Stage) -> None:
     assert agent.exit_code() == 130
 
 
-def test_a_frozen_store_does_not_keep_an_agent_from_ending(stage: Stage, tmp_path: Path) -> None:
+def test_a_frozen_store_does_not_keep_an_agent_from_ending(rig: Rig, tmp_path: Path) -> None:
     command = ["--nnodes=2", *over("c10d", tmp_path), WORKERS / "sleeper.py"]
-    host = stage.run(*command)
+    host = rig.run(*command)
     host.wait_for("joining job")
-    guest = stage.run(*command)
+    guest = rig.run(*command)
     for agent in (host, guest):
         agent.wait_for_report("started")
     os.kill(below(host, "elastic-store"), signal.SIGSTOP)
@@ -136,16 +136,16 @@ def test_a_frozen_store_does_not_keep_an_agent_from_ending(stage: Stage, tmp_pat
     assert "terminate called" not in guest.output
 
 
-def test_a_node_that_comes_to_a_full_job_prints_that_it_waits(stage: Stage, file_rendezvous: list[str]) -> None:
-    first = stage.run(*file_rendezvous, WORKERS / "sleeper.py")
+def test_a_node_that_comes_to_a_full_job_prints_that_it_waits(rig: Rig, file_rendezvous: list[str]) -> None:
+    first = rig.run(*file_rendezvous, WORKERS / "sleeper.py")
     first.wait_for_report("started")
-    second = stage.run(*file_rendezvous, WORKERS / "sleeper.py")
+    second = rig.run(*file_rendezvous, WORKERS / "sleeper.py")
     second.wait_for("the job has all 1 node")
     first.process.send_signal(signal.SIGINT)
     second.wait_for_report("started")
 
 
-def test_a_job_ends_though_nobody_reads_what_its_agent_says(stage: Stage, tmp_path: Path) -> None:
+def test_a_job_ends_though_nobody_reads_what_its_agent_says(rig: Rig, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
@@ -155,7 +155,7 @@ def test_a_job_ends_though_nobody_reads_what_its_agent_says(stage: Stage, tmp_pa
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit(7)")
     command = [sys.executable, "-m", "elastic_core", "run", "--standalone", str(script)]
-    done = subprocess.run(command, cwd=stage.folder, env=stage.environment(), stderr=writing, timeout=PATIENCE)
+    done = subprocess.run(command, cwd=rig.folder, env=rig.environment(), stderr=writing, timeout=PATIENCE)
     os.close(writing)
     os.close(reading)
     assert done.returncode == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import WORKERS, Agent, Stage, free_port
+from rig import WORKERS, Agent, Rig, free_port
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 RECORDS = """
@@ -51,42 +51,42 @@ def written(agent: Agent, code: int, file: Path) -> dict[str, Any]:
     return data
 
 
-def test_it_is_what_torchrun_writes(stage: Stage, file: Path) -> None:
-    script = stage.folder / "train.py"
+def test_it_is_what_torchrun_writes(rig: Rig, file: Path) -> None:
+    script = rig.folder / "train.py"
     script.write_text(RECORDS.format(module=TORCHS))
     file.parent.mkdir()
     wrote = []
     for module in ("torch.distributed.run", "elastic_core"):
         launcher = ["-m", module, *(["run"] if module == "elastic_core" else [])]
         command = [sys.executable, *launcher, "--standalone", "--max_restarts=0", str(script), str(file)]
-        wrote.append(written(stage.start(command, env={VARIABLE: str(file)}), 1, file))
+        wrote.append(written(rig.start(command, env={VARIABLE: str(file)}), 1, file))
         file.unlink()
     assert wrote[0] == wrote[1]
     assert wrote[1]["message"]["message"] == "ValueError: no such layer"
     assert wrote[1]["message"]["errorCode"] == 1
 
 
-def test_every_node_writes_the_first_failure_of_all(stage: Stage, file_rendezvous: list[str], tmp_path: Path) -> None:
+def test_every_node_writes_the_first_failure_of_all(rig: Rig, file_rendezvous: list[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\nsignal.pause()\n")
     files = [tmp_path / "0.json", tmp_path / "1.json"]
     command = ["--nnodes=2", "--max_restarts=0", *file_rendezvous, script]
-    agents = [stage.run(*command, env={VARIABLE: str(file)}) for file in files]
+    agents = [rig.run(*command, env={VARIABLE: str(file)}) for file in files]
     for agent, file in zip(agents, files, strict=True):
         message = written(agent, 1, file)["message"]
         assert message["message"].startswith("was killed by SIGKILL")
         assert message["errorCode"] == -signal.SIGKILL
 
 
-def test_a_store_that_is_lost_while_workers_train_is_written_down(stage: Stage, file: Path) -> None:
+def test_a_store_that_is_lost_while_workers_train_is_written_down(rig: Rig, file: Path) -> None:
     """Later failures are named too, but the job has not ended because of them."""
-    script = stage.folder / "train.py"
+    script = rig.folder / "train.py"
     script.write_text("import signal\nprint('pauses', flush=True)\nsignal.pause()\n")
     command = ["--nnodes=2", "--max_restarts=1", "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
-    host = stage.run(*command, script)
+    host = rig.run(*command, script)
     host.wait_for("joining")
     events = {"PET_EVENT_LOG_HANDLER": "console", "LOGLEVEL": "CRITICAL"}
-    other = stage.run(*command, script, env={VARIABLE: str(file), **events})
+    other = rig.run(*command, script, env={VARIABLE: str(file), **events})
     for agent in (host, other):
         agent.wait_for("pauses")
     host.kill_node()
@@ -116,38 +116,38 @@ def test_a_store_that_is_lost_while_workers_train_is_written_down(stage: Stage, 
     ],
 )
 def test_an_end_before_the_job_has_begun_is_written_down(
-    stage: Stage, file: Path, arguments: list[str], code: int, said: str
+    rig: Rig, file: Path, arguments: list[str], code: int, said: str
 ) -> None:
-    (stage.folder / "train.py").touch()
-    arguments = [argument.replace("FOLDER", str(stage.folder)) for argument in arguments]
-    data = written(stage.run(*arguments, env={VARIABLE: str(file)}), code, file)
+    (rig.folder / "train.py").touch()
+    arguments = [argument.replace("FOLDER", str(rig.folder)) for argument in arguments]
+    data = written(rig.run(*arguments, env={VARIABLE: str(file)}), code, file)
     assert said in data["message"]["message"]
     assert data["message"]["errorCode"] == code
 
 
-def test_a_signal_is_written_down_and_a_job_that_is_well_writes_nothing(stage: Stage, file: Path) -> None:
-    agent = stage.run("--standalone", "--no_python", "true", env={VARIABLE: str(file)})
+def test_a_signal_is_written_down_and_a_job_that_is_well_writes_nothing(rig: Rig, file: Path) -> None:
+    agent = rig.run("--standalone", "--no_python", "true", env={VARIABLE: str(file)})
     assert agent.exit_code() == 0
     assert not file.exists()
-    agent = stage.run("--standalone", WORKERS / "sleeper.py", env={VARIABLE: str(file)})
+    agent = rig.run("--standalone", WORKERS / "sleeper.py", env={VARIABLE: str(file)})
     agent.wait_for_report("started")
     agent.signal(signal.SIGTERM)
     assert "received SIGTERM" in written(agent, 128 + signal.SIGTERM, file)["message"]["message"]
 
 
-def test_a_file_that_cannot_be_written_is_said(stage: Stage) -> None:
-    agent = stage.run("--standalone", "--no_python", "false", env={VARIABLE: "/proc/none/error.json"})
+def test_a_file_that_cannot_be_written_is_said(rig: Rig) -> None:
+    agent = rig.run("--standalone", "--no_python", "false", env={VARIABLE: "/proc/none/error.json"})
     assert agent.exit_code() == 1
     agent.wait_for(f"warning: {VARIABLE}=/proc/none/error.json cannot be written")
 
 
 @pytest.mark.parametrize("module", [TORCHS, "elastic_core"])
-def test_a_job_that_a_recorded_function_launches_is_recorded(stage: Stage, file: Path, module: str) -> None:
+def test_a_job_that_a_recorded_function_launches_is_recorded(rig: Rig, file: Path, module: str) -> None:
     """With torch's ``record`` the file has our ChildFailedError's text; with ours it has the worker's own error."""
-    script = stage.folder / "launches.py"
+    script = rig.folder / "launches.py"
     script.write_text(LAUNCHES.format(module=module))
     file.parent.mkdir()
-    message = written(stage.start([sys.executable, str(script)], env={VARIABLE: str(file)}), 1, file)["message"]
+    message = written(rig.start([sys.executable, str(script)], env={VARIABLE: str(file)}), 1, file)["message"]
     assert "ValueError: no such layer" in message["message"]
     assert 'raise ValueError("no such layer")' in message["message"] + message["extraInfo"]["py_callstack"]
     assert (message["message"] == "ValueError: no such layer") is (module == "elastic_core")

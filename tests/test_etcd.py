@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from etcd_servers import Etcd, Three, administer, refusing_port, running
-from stage import WORKERS, Agent, Stage, command_line, descendants
+from rig import WORKERS, Agent, Rig, command_line, descendants
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def trains(agent: Agent, world_size: int, *, count: int = 1, **fields: object) -
     agent.wait_for_report("training", count=count, world_size=world_size, **fields)
 
 
-def two_nodes(stage: Stage, *arguments: object) -> list[Agent]:
+def two_nodes(rig: Rig, *arguments: object) -> list[Agent]:
     """Two agents with a worker each, that train together."""
-    agents = [stage.run("--nnodes=2", "--max_restarts=3", *arguments) for _ in range(2)]
+    agents = [rig.run("--nnodes=2", "--max_restarts=3", *arguments) for _ in range(2)]
     for agent in agents:
         trains(agent, 2)
     return agents
@@ -65,13 +65,11 @@ def both_finish(done: Path, *agents: Agent) -> None:
 
 @pytest.mark.everyday("etcd")
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-def test_nodes_come_fail_vanish_and_return(
-    stage: Stage, etcd: Etcd, job: list[object], done: Path, backend: str
-) -> None:
+def test_nodes_come_fail_vanish_and_return(rig: Rig, etcd: Etcd, job: list[object], done: Path, backend: str) -> None:
     command = ["--nnodes=1:2", "--max_restarts=1", *over(etcd.endpoint, backend), *job]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 1)
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(first, 2)
     trains(second, 2)
     second.kill_worker(1)
@@ -79,16 +77,16 @@ def test_nodes_come_fail_vanish_and_return(
         trains(agent, 2, restart_count=1)
     second.vanish()
     trains(first, 1, count=2)
-    third = stage.run(*command)
+    third = rig.run(*command)
     trains(third, 2)
     both_finish(done, first, third)
 
 
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
 def test_the_leader_of_three_members_is_killed_and_workers_never_stop(
-    stage: Stage, three: Three, job: list[object], done: Path, backend: str
+    rig: Rig, three: Three, job: list[object], done: Path, backend: str
 ) -> None:
-    agents = two_nodes(stage, *over(three.endpoint, backend), *job)
+    agents = two_nodes(rig, *over(three.endpoint, backend), *job)
     workers = [agent.workers() for agent in agents]
     three.leader().stop()
     three.leader()
@@ -102,26 +100,26 @@ def test_the_leader_of_three_members_is_killed_and_workers_never_stop(
     both_finish(done, *agents)
 
 
-def test_a_standalone_run_brings_its_own_etcd_and_leaves_nothing(stage: Stage, tmp_path: Path) -> None:
+def test_a_standalone_run_brings_its_own_etcd_and_leaves_nothing(rig: Rig, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     environment = {"TMPDIR": str(temporary)}
-    agent = stage.run("--standalone", "--rdzv_backend=etcd", WORKERS / "sleeper.py", env=environment)
+    agent = rig.run("--standalone", "--rdzv_backend=etcd", WORKERS / "sleeper.py", env=environment)
     agent.wait_for_report("started")
     assert any("sidecar_main" in command_line(pid) for pid in descendants(agent.pid))
     agent.kill_worker(0)
     assert agent.exit_code() == 1
     assert list(temporary.glob("elastic-etcd-*")) == []
-    killed = stage.run("--standalone", "--rdzv_backend=etcd", WORKERS / "sleeper.py", env=environment)
+    killed = rig.run("--standalone", "--rdzv_backend=etcd", WORKERS / "sleeper.py", env=environment)
     killed.wait_for_report("started")
     killed.signal(signal.SIGKILL)
     killed.exit_code()
-    left = stage.close()
+    left = rig.close()
     assert not left
     assert list(temporary.glob("elastic-etcd-*")) == []
 
 
-def test_a_wrong_password_ends_the_run_at_once_and_is_never_shown(stage: Stage, etcd: Etcd, tmp_path: Path) -> None:
+def test_a_wrong_password_ends_the_run_at_once_and_is_never_shown(rig: Rig, etcd: Etcd, tmp_path: Path) -> None:
     for user in ("root", "trainer"):
         administer(etcd, "/v3/auth/user/add", {"name": user, "password": "the right one"})
     administer(etcd, "/v3/auth/role/add", {"name": "root"})
@@ -129,19 +127,19 @@ def test_a_wrong_password_ends_the_run_at_once_and_is_never_shown(stage: Stage, 
     administer(etcd, "/v3/auth/enable", {})
     (tmp_path / "password").write_text("a wrong one\n")
     conf = f"--rdzv_conf=user=trainer,password_file={tmp_path / 'password'}"
-    agent = stage.run("--rdzv_backend=etcd", f"--rdzv_endpoint={etcd.endpoint}", conf, WORKERS / "sleeper.py")
+    agent = rig.run("--rdzv_backend=etcd", f"--rdzv_endpoint={etcd.endpoint}", conf, WORKERS / "sleeper.py")
     assert agent.exit_code() == 69
     assert "does not let the user 'trainer' in" in agent.output
     assert "a wrong one" not in agent.output
     secret = f"--rdzv_endpoint=http://trainer:hunter2@{etcd.endpoint}"
-    refused = stage.run("--rdzv_backend=etcd", secret, WORKERS / "sleeper.py")
+    refused = rig.run("--rdzv_backend=etcd", secret, WORKERS / "sleeper.py")
     assert refused.exit_code() == 2
     assert "hunter2" not in refused.output
 
 
-def test_an_unreachable_etcd_has_an_exit_code_of_its_own(stage: Stage) -> None:
+def test_an_unreachable_etcd_has_an_exit_code_of_its_own(rig: Rig) -> None:
     with refusing_port() as port:
         flags = ["--rdzv_backend=etcd", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_conf=join_timeout=2"]
-        agent = stage.run(*flags, WORKERS / "sleeper.py")
+        agent = rig.run(*flags, WORKERS / "sleeper.py")
         assert agent.exit_code() == 69
     assert "Connection refused" in agent.output

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from etcd_servers import Etcd, running
-from stage import WORKERS, Agent, Stage
+from rig import WORKERS, Agent, Rig
 
 pytestmark = pytest.mark.timeout(300)  # every agent and every worker imports torch
 
@@ -27,13 +27,13 @@ def done(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def torchrun(stage: Stage, server: Etcd, done: Path) -> Callable[[], Agent]:
+def torchrun(rig: Rig, server: Etcd, done: Path) -> Callable[[], Agent]:
     """``torchrun()`` starts a node of one or two."""
 
     def start() -> Agent:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--max_restarts=3"]
         where = ["--rdzv_backend=elastic-etcd", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
-        return stage.start([*launcher, *where, str(WORKERS / "allreduce.py"), "--until", str(done)])
+        return rig.start([*launcher, *where, str(WORKERS / "allreduce.py"), "--until", str(done)])
 
     return start
 

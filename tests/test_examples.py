@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from stage import EXAMPLES, WARM, WORKERS, Stage
+from rig import EXAMPLES, WARM, WORKERS, Rig
 
 TWO = ["--standalone", "--nproc_per_node=2", "--preload=torch._dynamo"]
 """torch imports that when an optimizer is made: two seconds of each life of each worker, else."""
@@ -18,15 +18,15 @@ HURT = [WORKERS / "hurt.py", "8"]
 """Has rank 1 killed in its eighth step."""
 
 
-def test_the_minimal_script_trains_without_knowing_of_anything(stage: Stage) -> None:
-    agent = stage.run(*TWO, EXAMPLES / "minimal" / "train.py", "--epochs=2", env=WARM)
+def test_the_minimal_script_trains_without_knowing_of_anything(rig: Rig) -> None:
+    agent = rig.run(*TWO, EXAMPLES / "minimal" / "train.py", "--epochs=2", env=WARM)
     assert agent.exit_code() == 0, agent.output
     assert "trained for 20 steps" in agent.lines
 
 
-def test_made_elastic_it_goes_on_where_it_was_killed(stage: Stage) -> None:
+def test_made_elastic_it_goes_on_where_it_was_killed(rig: Rig) -> None:
     script = EXAMPLES / "minimal" / "train_elastic.py"
-    agent = stage.run(*TWO, "--max_restarts=1", *HURT, script, "--epochs=2", env=WARM)
+    agent = rig.run(*TWO, "--max_restarts=1", *HURT, script, "--epochs=2", env=WARM)
     assert agent.exit_code() == 0, agent.output
     assert [line for line in agent.lines if "goes on" in line] == ["goes on after step 7"], agent.output
     assert "trained for 20 steps" in agent.lines
@@ -55,11 +55,11 @@ def images(tmp_path: Path) -> Path:
 
 
 def test_a_resnet_that_saves_its_own_checkpoints_goes_on_from_the_newest(
-    stage: Stage, tmp_path: Path, images: Path
+    rig: Rig, tmp_path: Path, images: Path
 ) -> None:
     script = [EXAMPLES / "imagenet" / "main.py", images, f"--checkpoint={tmp_path / 'newest.pt'}", "--save-every=3"]
     small = ["--arch=resnet18", "--epochs=2", "--batch-size=4", "--image-size=32", "--lr=0.01", "--workers=0"]
-    agent = stage.run(*TWO, "--max_restarts=1", *HURT, *script, *small, env=WARM)
+    agent = rig.run(*TWO, "--max_restarts=1", *HURT, *script, *small, env=WARM)
     assert agent.exit_code() == 0, agent.output
     went_on = [line for line in agent.lines if line.startswith("2 workers: ")]
     assert went_on == ["2 workers: resnet18 begins", "2 workers: resnet18 goes on after step 6"], agent.output
@@ -96,7 +96,7 @@ def test_the_image_of_imagenet_starts_its_script() -> None:
     assert f"examples/imagenet/{command[-2]}" in copied(dockerfile)
 
 
-def test_the_image_for_kubernetes_runs_as_the_manifests_do(stage: Stage, tmp_path: Path) -> None:
+def test_the_image_for_kubernetes_runs_as_the_manifests_do(rig: Rig, tmp_path: Path) -> None:
     dockerfile = EXAMPLES.parent / "deploy" / "kubernetes" / "Dockerfile"
     job = (dockerfile.parent / "job.yaml").read_text()
     assert re.findall(r"runAsUser: (\d+)", job) == [user for (user,) in instructions(dockerfile, "USER")]
@@ -105,16 +105,16 @@ def test_the_image_for_kubernetes_runs_as_the_manifests_do(stage: Stage, tmp_pat
     script = tmp_path / "train.py"
     script.write_text((EXAMPLES.parent / copied(dockerfile)[-1]).read_text())
     flags = [flag.replace("auto", "2") for flag in command[2:-1]]
-    agent = stage.run(*flags, script, "--epochs=1", env=WARM)
+    agent = rig.run(*flags, script, "--epochs=1", env=WARM)
     assert agent.exit_code() == 0, agent.output
 
 
-def test_another_library_takes_elastic_torchs_place(stage: Stage, tmp_path: Path) -> None:
+def test_another_library_takes_elastic_torchs_place(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "elastic_torch.py").write_text("raise ImportError('this job does without')")
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     env = {**WARM, "TORCH_SAVE_FILE": str(tmp_path / "train.pt"), "PYTHONPATH": path}
     script = EXAMPLES / "checkpointing" / "train.py"
-    agent = stage.run(*TWO, "--max_restarts=1", "--plugin=torch-save", *HURT, script, env=env)
+    agent = rig.run(*TWO, "--max_restarts=1", "--plugin=torch-save", *HURT, script, env=env)
     assert agent.exit_code() == 0, agent.output
     # Rank 0 may have saved the step in which rank 1 was killed: its gradients were there.
     assert agent.wait_for(r"^elastic_torch_save\.state goes on after step [78]$")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import Agent, Stage
+from rig import Agent, Rig
 
 WORKER = """
 import json, os, subprocess, sys
@@ -61,15 +61,15 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return the folder of the stage's agents, with a worker there and a program that calls torch's launcher."""
+    """Return the folder of the rig's agents, with a worker there and a program that calls torch's launcher."""
     (tmp_path / "worker.py").write_text(WORKER)
     (tmp_path / "caller.py").write_text(CALLER)
     return tmp_path
 
 
-def execute(stage: Stage, *command: str) -> Agent:
+def execute(rig: Rig, *command: str) -> Agent:
     """Start ``elastic exec`` with a command, in an environment that is not activated."""
-    return stage.start([sys.executable, "-m", "elastic_core", "exec", *command])
+    return rig.start([sys.executable, "-m", "elastic_core", "exec", *command])
 
 
 def announced(agent: Agent) -> list[str]:
@@ -77,9 +77,9 @@ def announced(agent: Agent) -> list[str]:
     return [line for line in agent.lines if line.startswith("elastic: ") and "warning" not in line]
 
 
-def test_a_torchrun_below_the_command_is_ours_and_one_below_a_worker_is_torchs(stage: Stage, folder: Path) -> None:
+def test_a_torchrun_below_the_command_is_ours_and_one_below_a_worker_is_torchs(rig: Rig, folder: Path) -> None:
     agent = execute(
-        stage, "sh", "-c", "PYTHONPATH=. torchrun --standalone --node_rank=0 worker.py x nest; echo exit code $?"
+        rig, "sh", "-c", "PYTHONPATH=. torchrun --standalone --node_rank=0 worker.py x nest; echo exit code $?"
     )
     assert agent.exit_code() == 0
     assert announced(agent) == ["elastic: torchrun → elastic run, started by sh"]
@@ -92,9 +92,9 @@ def test_a_torchrun_below_the_command_is_ours_and_one_below_a_worker_is_torchs(s
     assert "exit code 0" in agent.lines
 
 
-def test_abbreviations_are_torchs_and_exit_codes_are_ours(stage: Stage, folder: Path) -> None:
+def test_abbreviations_are_torchs_and_exit_codes_are_ours(rig: Rig, folder: Path) -> None:
     agent = execute(
-        stage, sys.executable, "-m", "torch.distributed.run", "--standalone", "--redir=0", "worker.py", "fail"
+        rig, sys.executable, "-m", "torch.distributed.run", "--standalone", "--redir=0", "worker.py", "fail"
     )
     assert agent.exit_code() == 1
     assert announced(agent) == ["elastic: torchrun → elastic run"]
@@ -103,8 +103,8 @@ def test_abbreviations_are_torchs_and_exit_codes_are_ours(stage: Stage, folder: 
     assert "Traceback" not in agent.output
 
 
-def test_a_program_that_calls_torchs_launcher_gets_what_torchs_gives(stage: Stage, folder: Path) -> None:
-    agent = execute(stage, sys.executable, "caller.py")
+def test_a_program_that_calls_torchs_launcher_gets_what_torchs_gives(rig: Rig, folder: Path) -> None:
+    agent = execute(rig, sys.executable, "caller.py")
     assert agent.exit_code() == 1, "as elastic run does"
     assert announced(agent) == [
         "elastic: torch.distributed.launcher.api → elastic run, called by caller.py",
@@ -121,16 +121,16 @@ def test_a_program_that_calls_torchs_launcher_gets_what_torchs_gives(stage: Stag
     assert "Traceback" not in agent.output
 
 
-def test_the_old_launcher_gives_scripts_their_local_rank(stage: Stage, folder: Path) -> None:
-    agent = execute(stage, sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", "worker.py", "x")
+def test_the_old_launcher_gives_scripts_their_local_rank(rig: Rig, folder: Path) -> None:
+    agent = execute(rig, sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", "worker.py", "x")
     assert agent.exit_code() == 0
     assert announced(agent) == ["elastic: torch.distributed.run → elastic run, called by torch.distributed.launch"]
     given = sorted(report["arguments"] for report in agent.reports("started"))
     assert given == [["--local-rank=0", "x"], ["--local-rank=1", "x"]]
 
 
-def test_a_flag_that_elastic_does_not_take_is_passed_on_to_torch(stage: Stage, folder: Path) -> None:
-    agent = execute(stage, "torchrun", "--standalone", "--rdzv_conf=unknown=1", "worker.py")
+def test_a_flag_that_elastic_does_not_take_is_passed_on_to_torch(rig: Rig, folder: Path) -> None:
+    agent = execute(rig, "torchrun", "--standalone", "--rdzv_conf=unknown=1", "worker.py")
     assert agent.exit_code() == 0
     [said] = announced(agent)
     assert said.startswith("elastic: torchrun stays torch's own: ")
@@ -139,24 +139,24 @@ def test_a_flag_that_elastic_does_not_take_is_passed_on_to_torch(stage: Stage, f
     assert agent.reports("started")[0]["variable"] is None
 
 
-def test_ctrl_c_reaches_a_program_that_runs_torchs_launcher_as_a_debugger_does(stage: Stage, folder: Path) -> None:
+def test_ctrl_c_reaches_a_program_that_runs_torchs_launcher_as_a_debugger_does(rig: Rig, folder: Path) -> None:
     (folder / "waits.py").write_text(
         "import runpy, sys\n"
         "sys.argv[1:] = ['worker.py', 'wait']\n"
         "runpy.run_module('torch.distributed.run', run_name='__main__', alter_sys=True)\n"
     )
-    agent = execute(stage, sys.executable, "waits.py")
+    agent = execute(rig, sys.executable, "waits.py")
     agent.wait_for_report("started")
     os.killpg(agent.pid, signal.SIGINT)
     assert agent.exit_code() == -signal.SIGINT, "as Python ends after KeyboardInterrupt"
     assert not agent.reports("finished")
 
 
-def test_a_torchrun_outlives_the_command_and_a_caller_takes_its_workers_along(stage: Stage, folder: Path) -> None:
-    command = execute(stage, "sh", "-c", "torchrun worker.py wait; exit")
+def test_a_torchrun_outlives_the_command_and_a_caller_takes_its_workers_along(rig: Rig, folder: Path) -> None:
+    command = execute(rig, "sh", "-c", "torchrun worker.py wait; exit")
     command.wait_for_report("started")
     (folder / "waits.py").write_text("from torch.distributed.run import main\nmain(['worker.py', 'wait'])\n")
-    caller = execute(stage, sys.executable, "waits.py")
+    caller = execute(rig, sys.executable, "waits.py")
     caller.wait_for_report("started")
     for agent in (command, caller):
         agent.signal(signal.SIGKILL)
@@ -168,8 +168,8 @@ def test_a_torchrun_outlives_the_command_and_a_caller_takes_its_workers_along(st
     assert command.reports("finished")
 
 
-def test_a_worker_that_is_killed_is_replaced(stage: Stage, folder: Path) -> None:
-    agent = execute(stage, "torchrun", "--max_restarts=1", "worker.py", "wait")
+def test_a_worker_that_is_killed_is_replaced(rig: Rig, folder: Path) -> None:
+    agent = execute(rig, "torchrun", "--max_restarts=1", "worker.py", "wait")
     [first] = agent.wait_for_report("started")
     os.kill(first["pid"], signal.SIGKILL)
     agent.wait_for_report("started", count=2)

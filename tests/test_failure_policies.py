@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage
+from rig import WORKERS, Agent, Rig
 
 from elastic_core.exit_codes import ExitCode
 
-DEFAULT_RESTARTS = {"PET_MAX_RESTARTS": ""}  # as a user has it; the stage sets 0
+DEFAULT_RESTARTS = {"PET_MAX_RESTARTS": ""}  # as a user has it; the rig sets 0
 PREEMPTED = """
 import os, signal, sys
 
@@ -45,25 +45,23 @@ def starts(agent: Agent, rank: int = 1) -> list[int]:
         (["--failure_policy=no_progress=4"], 4),
     ],
 )
-def test_a_deterministic_bug_ends_the_job_after_a_few_equal_failures(
-    stage: Stage, given: list[str], rounds: int
-) -> None:
+def test_a_deterministic_bug_ends_the_job_after_a_few_equal_failures(rig: Rig, given: list[str], rounds: int) -> None:
     flags = ["--standalone", "--nproc_per_node=2", *given]
-    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=1,0,1,0,1,0", env=DEFAULT_RESTARTS)
+    agent = rig.run(*flags, WORKERS / "crasher.py", "--ranks=1,0,1,0,1,0", env=DEFAULT_RESTARTS)
     assert agent.exit_code() == ExitCode.JOB_FAILED
     assert starts(agent) == [*range(rounds)]
     why = rf"the same ValueError at crasher.py:\d+ in <module> in {rounds} rounds in a row, and no step or checkpoint"
     agent.wait_for(rf"the job is not restarted: {why} \(no_progress={rounds}\)")
 
 
-def test_newer_checkpoints_are_progress_where_no_steps_are_known(stage: Stage, tmp_path: Path) -> None:
+def test_newer_checkpoints_are_progress_where_no_steps_are_known(rig: Rig, tmp_path: Path) -> None:
     train = tmp_path / "train.py"
     train.write_text(SAVES_AND_FAILS)
     flags = ["--standalone", "--max_restarts=9", r"--checkpoint_pattern=saved (?P<path>\S+)"]
     flags += ["--failure_policy=no_progress=3"]
-    agent = stage.run(*flags, train)
+    agent = rig.run(*flags, train)
     assert agent.exit_code() == 0, agent.output
-    again = stage.run(*flags, train, env={"SAME_CHECKPOINT": "1"})
+    again = rig.run(*flags, train, env={"SAME_CHECKPOINT": "1"})
     assert again.exit_code() == ExitCode.JOB_FAILED
     assert "restart 3 of" in again.output, "the round that saved it does not count"
     why = (
@@ -73,12 +71,12 @@ def test_newer_checkpoints_are_progress_where_no_steps_are_known(stage: Stage, t
 
 
 def test_each_restart_is_explained_in_the_ledger_and_every_job_that_was_preempted_too_often(
-    stage: Stage, tmp_path: Path
+    rig: Rig, tmp_path: Path
 ) -> None:
     train = tmp_path / "train.py"
     train.write_text(PREEMPTED)
     flags = ["--standalone", "--event_log_handler=console", "--failure_policy=preemptions=2/1h,budget=0/1h"]
-    agent = stage.run(*flags, train, env=DEFAULT_RESTARTS)
+    agent = rig.run(*flags, train, env=DEFAULT_RESTARTS)
     assert agent.exit_code() == ExitCode.REQUEUE, agent.output
     assert "workers were preempted 3 times within 1h (preemptions=2/1h)" in agent.output
     events = [json.loads(line) for line in agent.lines if line.startswith('{"time"')]
@@ -94,42 +92,42 @@ if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 3:
 """
 
 
-def test_a_quarantine_says_that_it_has_no_effect_where_no_other_node_is(stage: Stage, tmp_path: Path) -> None:
+def test_a_quarantine_says_that_it_has_no_effect_where_no_other_node_is(rig: Rig, tmp_path: Path) -> None:
     train = tmp_path / "train.py"
     train.write_text(KILLED)
-    agent = stage.run("--standalone", "--max_restarts=9", train)
+    agent = rig.run("--standalone", "--max_restarts=9", train)
     assert agent.exit_code() == 0, agent.output
     agent.wait_for(
         r"the job is restarted; (\S+) would be left out, but no other node is there: \1 failed first 3 times"
     )
 
 
-def test_the_policy_can_be_turned_off(stage: Stage) -> None:
+def test_the_policy_can_be_turned_off(rig: Rig) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=9", "--failure_policy=no_progress=off"]
-    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=1,1,1,1,1,1")
+    agent = rig.run(*flags, WORKERS / "crasher.py", "--ranks=1,1,1,1,1,1")
     assert agent.exit_code() == 0
     assert starts(agent) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_preemptions_do_not_use_the_budget(stage: Stage, tmp_path: Path) -> None:
+def test_preemptions_do_not_use_the_budget(rig: Rig, tmp_path: Path) -> None:
     train = tmp_path / "train.py"
     train.write_text(PREEMPTED)
-    agent = stage.run("--standalone", "--failure_policy=budget=1/1h", train, env=DEFAULT_RESTARTS)
+    agent = rig.run("--standalone", "--failure_policy=budget=1/1h", train, env=DEFAULT_RESTARTS)
     assert agent.exit_code() == 0, agent.output
 
 
-def test_a_budget_stands_in_the_place_of_max_restarts(stage: Stage) -> None:
+def test_a_budget_stands_in_the_place_of_max_restarts(rig: Rig) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--failure_policy=budget=4/1h,no_progress=off"]
-    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=0,1,0,1,0,1", env=DEFAULT_RESTARTS)
+    agent = rig.run(*flags, WORKERS / "crasher.py", "--ranks=0,1,0,1,0,1", env=DEFAULT_RESTARTS)
     assert agent.exit_code() == ExitCode.JOB_FAILED
     assert starts(agent) == [0, 1, 2, 3, 4]
     assert "all restarts of budget=4/1h are spent: 4 within 1h" in agent.output
 
 
-def test_a_back_off_is_announced_with_each_verdict_and_the_log_can_be_replayed(stage: Stage, tmp_path: Path) -> None:
+def test_a_back_off_is_announced_with_each_verdict_and_the_log_can_be_replayed(rig: Rig, tmp_path: Path) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--event_log_handler=console"]
     policy = "--failure_policy=backoff=0.2s..1s,no_progress=off"
-    agent = stage.run(*flags, policy, WORKERS / "crasher.py", "--ranks=0,1,0", env=DEFAULT_RESTARTS)
+    agent = rig.run(*flags, policy, WORKERS / "crasher.py", "--ranks=0,1,0", env=DEFAULT_RESTARTS)
     assert agent.exit_code() == 0
     events = [json.loads(line) for line in agent.lines if line.startswith('{"time"')]
     verdicts = [event["fields"] for event in events if event["name"] == "verdict"]
@@ -153,18 +151,18 @@ def test_a_back_off_is_announced_with_each_verdict_and_the_log_can_be_replayed(s
         ("budget=1", "is not of the form N/DURATION"),
     ],
 )
-def test_a_policy_that_does_not_exist_ends_the_run_before_it_begins(stage: Stage, policy: str, says: str) -> None:
-    agent = stage.run("--standalone", f"--failure_policy={policy}", WORKERS / "crasher.py", "--ranks=0")
+def test_a_policy_that_does_not_exist_ends_the_run_before_it_begins(rig: Rig, policy: str, says: str) -> None:
+    agent = rig.run("--standalone", f"--failure_policy={policy}", WORKERS / "crasher.py", "--ranks=0")
     assert agent.exit_code() == ExitCode.USAGE
     assert says in agent.output
     assert not agent.reports("started")
 
 
-def test_nodes_with_another_policy_are_refused(stage: Stage, rendezvous: list[str]) -> None:
+def test_nodes_with_another_policy_are_refused(rig: Rig, rendezvous: list[str]) -> None:
     flags = [*rendezvous, "--nnodes=1:2", "--nproc_per_node=1"]
-    first = stage.run(*flags, "--failure_policy=budget=4/1h", WORKERS / "sleeper.py")
+    first = rig.run(*flags, "--failure_policy=budget=4/1h", WORKERS / "sleeper.py")
     first.wait_for(r"round 1: ")
-    other = stage.run(*flags, "--failure_policy=budget=5/1h", WORKERS / "sleeper.py")
+    other = rig.run(*flags, "--failure_policy=budget=5/1h", WORKERS / "sleeper.py")
     assert other.exit_code() != 0
     assert "flags: --failure_policy=budget=5/1h here, --failure_policy=budget=4/1h there" in other.output
     first.kill_node()

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from failure_stories import STORIES, Story
-from stage import PATIENCE, Agent, Stage, free_port, still_there
+from rig import PATIENCE, Agent, Rig, free_port, still_there
 
 from elastic_core.host.oom import find_counter
 
@@ -93,15 +93,15 @@ def memory_cgroup(size: int) -> Iterator[Path]:
 
 
 @contextmanager
-def started(stage: Stage, story: Story, commands: list[list[str]], last: int) -> Iterator[list[Agent]]:
+def started(rig: Rig, story: Story, commands: list[list[str]], last: int) -> Iterator[list[Agent]]:
     """Start launchers of the story's script, each in a small cgroup where the story is about memory."""
-    (stage.folder / "train.py").write_text(story.script)
+    (rig.folder / "train.py").write_text(story.script)
     env = {"LAST": str(last), "OMP_NUM_THREADS": "1"}
     if story is not STORIES["oom"]:
         no_cores = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh"]
         agents = []
         for command in commands:
-            agents.append(stage.start([*no_cores, *command, "train.py"], env=env))
+            agents.append(rig.start([*no_cores, *command, "train.py"], env=env))
             if story is STORIES["agent"] and "--rdzv_backend=c10d" in command and len(agents) == 1:
                 agents[0].wait_for("joining job")  # it hosts the store, and has rank 0, so that it is not killed
         yield agents
@@ -110,7 +110,7 @@ def started(stage: Stage, story: Story, commands: list[list[str]], last: int) ->
         enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"']
         agents = []
         for cgroup, command in zip((first, second), commands, strict=False):
-            agents.append(stage.start([*enter, str(cgroup), *command, "train.py"], env=env))
+            agents.append(rig.start([*enter, str(cgroup), *command, "train.py"], env=env))
         yield agents
         for agent in agents:
             agent.exit_code()
@@ -135,43 +135,43 @@ def meeting_place(backend: str, folder: Path) -> Iterator[tuple[str, list[str]]]
             yield etcd.endpoint, ["durable=true"]
 
 
-def run(stage: Stage, story: Story, per_node: int | None = None, backend: str = "file") -> list[Node]:
+def run(rig: Rig, story: Story, per_node: int | None = None, backend: str = "file") -> list[Node]:
     """Run a story on two nodes; return those that have lived to its end, the one with rank 0 first."""
     per_node = per_node or story.per_node
     flags = ["--nnodes=2", f"--nproc_per_node={per_node}", f"--rdzv_backend={backend}", "--rdzv_id=job", "--tee=3"]
-    with meeting_place(backend, stage.folder) as (endpoint, conf):
+    with meeting_place(backend, rig.folder) as (endpoint, conf):
         if story is STORIES["agent"]:
             patience = 15 if backend == "c10d" else 6  # an agent that imports torch comes late
             conf = [*conf, f"join_timeout={patience}", "keep_alive_interval=1", "keep_alive_max_attempt=3"]
         flags += [f"--rdzv_endpoint={endpoint}", *([f"--rdzv_conf={','.join(conf)}"] if conf else [])]
-        return run_nodes(stage, story, flags, last=2 * per_node - 1)
+        return run_nodes(rig, story, flags, last=2 * per_node - 1)
 
 
-def run_nodes(stage: Stage, story: Story, flags: list[str], last: int) -> list[Node]:
+def run_nodes(rig: Rig, story: Story, flags: list[str], last: int) -> list[Node]:
     """Run a story on two nodes with these flags."""
     logs = [Path(f"logs{number}") for number in range(2)]
     commands = [[*ELASTIC, *flags, f"--log_dir={directory}"] for directory in logs]
-    with started(stage, story, commands, last=last) as agents:
+    with started(rig, story, commands, last=last) as agents:
         if story is STORIES["agent"]:
-            kill_agent(stage, agents)
+            kill_agent(rig, agents)
         codes = [agent.exit_code() for agent in agents]
     nodes = [
-        Node(agent, code, stage.folder / directory)
+        Node(agent, code, rig.folder / directory)
         for agent, code, directory in zip(agents, codes, logs, strict=True)
         if code != -signal.SIGKILL
     ]
     return sorted(nodes, key=lambda node: not node.has_rank(0))
 
 
-def kill_agent(stage: Stage, agents: list[Agent]) -> None:
+def kill_agent(rig: Rig, agents: list[Agent]) -> None:
     """Kill the agent of the last ranks once all ranks train."""
     trains = re.compile(r"rank (\d) trains")
-    assert stage.wait_until(lambda: sum(len(trains.findall(agent.output)) for agent in agents) == 4)
+    assert rig.wait_until(lambda: sum(len(trains.findall(agent.output)) for agent in agents) == 4)
     [last] = [agent for agent in agents if "rank 3 trains" in agent.output]
     last.process.kill()
 
 
-def masked(stage: Stage, nodes: list[Node], lines: list[str]) -> str:
+def masked(rig: Rig, nodes: list[Node], lines: list[str]) -> str:
     """A message without what differs from run to run."""
     text = "\n".join(line.rstrip() for line in lines)
     names = {node.name: f"node{number}" for number, node in enumerate(nodes)}
@@ -193,19 +193,19 @@ def masked(stage: Stage, nodes: list[Node], lines: list[str]) -> str:
         text = re.sub(r"ends the job(; \d of 4 ranks failed alike)?", "ends the job; 3 of 4 ranks failed alike", text)
         text = re.sub(r"rank \d \(host node\d, local rank \d,", "rank 0 (host node0, local rank 0,", text)
         text = re.sub(r"rank_\d/stderr.log on node\d", "rank_0/stderr.log on node0", text)
-    return text.replace(str(stage.folder), "/home/user")
+    return text.replace(str(rig.folder), "/home/user")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", STORIES)
-def test_every_node_names_the_first_cause(stage: Stage, name: str, backend: str) -> None:
+def test_every_node_names_the_first_cause(rig: Rig, name: str, backend: str) -> None:
     story = STORIES[name]
-    nodes = run(stage, story, backend=backend)
+    nodes = run(rig, story, backend=backend)
     assert len(nodes) == (1 if name == "agent" else 2)
     for node in nodes:
         assert len(node.summary) <= MOST_LINES
         assert node.exit_code == story.exit_code
-        text = masked(stage, nodes, node.summary)
+        text = masked(rig, nodes, node.summary)
         fields = dict(re.findall(r"^  \|   (\w+) +(.*)$", text, re.MULTILINE))
         assert fields["what"] == story.what
         assert fields.get("error", "") == story.error
@@ -225,26 +225,26 @@ def test_every_node_names_the_first_cause(stage: Stage, name: str, backend: str)
         assert (verdict["success"], verdict["exit_code"]) == (False, story.exit_code)
         assert verdict["requeue"] == (story.exit_code == 79)
         assert (incident["exception"], incident["class"]) == (story.exception, story.failure_class)
-    texts = {masked(stage, nodes, node.summary).partition(": ")[2] for node in nodes}
+    texts = {masked(rig, nodes, node.summary).partition(": ")[2] for node in nodes}
     assert len(texts) == 1
     if backend == "file" or not REWRITE:
-        on_the_page(name, masked(stage, nodes, nodes[0].summary), torchrun(stage, story))
+        on_the_page(name, masked(rig, nodes, nodes[0].summary), torchrun(rig, story))
 
 
 @pytest.mark.variant
-def test_a_node_whose_only_rank_has_exited_is_named(stage: Stage) -> None:
-    nodes = run(stage, STORIES["early"], per_node=1)
+def test_a_node_whose_only_rank_has_exited_is_named(rig: Rig) -> None:
+    nodes = run(rig, STORIES["early"], per_node=1)
     for node in nodes:
         assert node.exit_code == 1
         assert f"all workers of {nodes[1].name} had exited with code 0 before the other ranks" in node.summary[0]
         assert node.field("error") == "RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer"
 
 
-def test_the_core_dump_of_a_crash_is_named(stage: Stage) -> None:
+def test_the_core_dump_of_a_crash_is_named(rig: Rig) -> None:
     """If the kernel hands core dumps to a program, that program is named if it is systemd's."""
-    (stage.folder / "train.py").write_text(STORIES["segv"].script)
+    (rig.folder / "train.py").write_text(STORIES["segv"].script)
     with_cores = ["sh", "-c", 'ulimit -c unlimited; exec "$@"', "sh"]
-    agent = stage.start([*with_cores, *ELASTIC, "--standalone", "train.py"], env={"LAST": "0"})
+    agent = rig.start([*with_cores, *ELASTIC, "--standalone", "train.py"], env={"LAST": "0"})
     assert agent.exit_code() == 1
     pattern = Path("/proc/sys/kernel/core_pattern").read_text()
     told = re.findall(r"\| (core dump: .*)", agent.output)
@@ -260,14 +260,14 @@ def test_the_core_dump_of_a_crash_is_named(stage: Stage) -> None:
 TABLE_HEAD = "| what happens | Elastic | torchrun |\n|---|---|---|\n"
 
 
-def torchrun(stage: Stage, story: Story) -> str:
+def torchrun(rig: Rig, story: Story) -> str:
     """Return torchrun's output and end for a story on one node with two workers; '' unless it is recorded now."""
     if REWRITE != "torchrun":
         return ""
     workers = 8 if story.per_node > 2 else 2
-    (stage.folder / "gradients").unlink(missing_ok=True)
+    (rig.folder / "gradients").unlink(missing_ok=True)
     left: list[int] = []
-    with started(stage, story, [[*TORCHRUN, f"--nproc_per_node={workers}"]], last=workers - 1) as [agent]:
+    with started(rig, story, [[*TORCHRUN, f"--nproc_per_node={workers}"]], last=workers - 1) as [agent]:
         if story is STORIES["agent"]:
             agent.wait_for("trains", count=2)
             pids = list(agent.workers().values())
@@ -276,7 +276,7 @@ def torchrun(stage: Stage, story: Story) -> str:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
         code = agent.exit_code()
-    text = "\n".join(line.rstrip() for line in agent.lines).replace(str(stage.folder), "/home/user")
+    text = "\n".join(line.rstrip() for line in agent.lines).replace(str(rig.folder), "/home/user")
     text = re.sub(r"^([WEI])\d{4} [\d:.]+ +\d+ ", r"\g<1>1124 12:00:00.000000 4711 ", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=pid: )\d+|(?<=PID )\d+|(?<=process )\d+", "4711", text)
     text = re.sub(r"(time +: ).*", r"\g<1>2026-01-31_12:00:00", text)

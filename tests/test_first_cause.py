@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from stage import WARM, Agent, Stage
+from rig import WARM, Agent, Rig
 
 EARLY = """\
 import contextlib
@@ -74,13 +74,11 @@ WARM_ENOUGH = ["--preload=json"]
 """A warm start that needs no torch."""
 
 
-def run(
-    stage: Stage, script: str, flags: list[str], *, nodes: int = 2, env: dict[str, str] | None = None
-) -> list[Agent]:
+def run(rig: Rig, script: str, flags: list[str], *, nodes: int = 2, env: dict[str, str] | None = None) -> list[Agent]:
     """Run a script; return the agents, which have ended, the one with the last rank at the end."""
-    (stage.folder / "train.py").write_text(script)
-    logs = [f"--log_dir={stage.folder}/logs{number}" for number in range(nodes)]
-    agents = [stage.run(f"--nnodes={nodes}", *flags, log, "train.py", "--lr=1", env=env) for log in logs]
+    (rig.folder / "train.py").write_text(script)
+    logs = [f"--log_dir={rig.folder}/logs{number}" for number in range(nodes)]
+    agents = [rig.run(f"--nnodes={nodes}", *flags, log, "train.py", "--lr=1", env=env) for log in logs]
     for agent in agents:
         agent.exit_code()
     return agents
@@ -92,10 +90,10 @@ def field(agent: Agent, name: str) -> str:
     return str(found)
 
 
-def test_a_rank_that_leaves_early_is_the_cause_on_every_node(stage: Stage, rendezvous: list[str]) -> None:
+def test_a_rank_that_leaves_early_is_the_cause_on_every_node(rig: Rig, rendezvous: list[str]) -> None:
     """Its peer fails while its interpreter is torn down."""
     script = EARLY.replace("END", "sys.exit(0)")
-    for agent in run(stage, script, [*rendezvous, *WARM_ENOUGH, "--nproc_per_node=2"], env=WARM):
+    for agent in run(rig, script, [*rendezvous, *WARM_ENOUGH, "--nproc_per_node=2"], env=WARM):
         assert field(agent, "who").startswith("rank 3 ")
         assert field(agent, "what") == "exited with code 0 before the other ranks"
         assert field(agent, "error").startswith("it had finished when rank 0 on ")
@@ -110,28 +108,28 @@ def test_a_rank_that_leaves_early_is_the_cause_on_every_node(stage: Stage, rende
         ("sys.exit(3)", "exited with code 3"),
     ],
 )
-def test_however_it_leaves_early(stage: Stage, file_rendezvous: list[str], end: str, what: str) -> None:
+def test_however_it_leaves_early(rig: Rig, file_rendezvous: list[str], end: str, what: str) -> None:
     flags = [*file_rendezvous, *WARM_ENOUGH, "--nproc_per_node=2"]
-    for agent in run(stage, EARLY.replace("END", end), flags, env=WARM):
+    for agent in run(rig, EARLY.replace("END", end), flags, env=WARM):
         assert field(agent, "who").startswith("rank 3 ")
         assert field(agent, "what") == what
         assert agent.exit_code() == 1
 
 
-def test_the_restart_names_the_rank_that_left_early(stage: Stage, rendezvous: list[str]) -> None:
+def test_the_restart_names_the_rank_that_left_early(rig: Rig, rendezvous: list[str]) -> None:
     flags = [*rendezvous, *WARM_ENOUGH, "--nproc_per_node=2", "--max_restarts=1"]
-    agents = run(stage, EARLY.replace("END", "sys.exit(0)"), flags, env=WARM)
+    agents = run(rig, EARLY.replace("END", "sys.exit(0)"), flags, env=WARM)
     for agent in agents:
         [restart] = re.findall(r"restart 1 of 1 \((rank \d) on .* exited with code (.*): it had finished", agent.output)
         assert restart == ("rank 3", "0 before the other ranks")
         assert field(agent, "who").startswith("rank 3 ")
 
 
-def test_a_teardown_that_hangs_hides_nothing(stage: Stage, file_rendezvous: list[str]) -> None:
+def test_a_teardown_that_hangs_hides_nothing(rig: Rig, file_rendezvous: list[str]) -> None:
     """It is killed after the grace, so that its exit code stays unknown."""
     script = EARLY.replace("END", "sys.exit(0)").replace("sleep(1.0)", "sleep(3600.0)")
     flags = [*file_rendezvous, *WARM_ENOUGH, "--nproc_per_node=2", "--failure_grace=1"]
-    agents = run(stage, script, flags, env=WARM)
+    agents = run(rig, script, flags, env=WARM)
     for agent in agents:
         assert field(agent, "who").startswith("rank 3 ")
         assert field(agent, "what").startswith("it had finished when rank 0 on ")
@@ -144,10 +142,10 @@ def test_a_teardown_that_hangs_hides_nothing(stage: Stage, file_rendezvous: list
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_rank_that_imports_a_module_before_another_has_written_it_spends_a_restart(
-    stage: Stage, file_rendezvous: list[str], nodes: int
+    rig: Rig, file_rendezvous: list[str], nodes: int
 ) -> None:
     flags = [*file_rendezvous, f"--nproc_per_node={2 // nodes}", "--max_restarts=3"]
-    for agent in run(stage, IMPORTS_TOO_EARLY, flags, nodes=nodes):
+    for agent in run(rig, IMPORTS_TOO_EARLY, flags, nodes=nodes):
         assert agent.exit_code() == 0, agent.output
         assert re.search(r"restart 1 of 3( \(rank 1 on .*)?$", agent.output, re.MULTILINE)
         assert "rank 1 " in agent.output
@@ -160,30 +158,30 @@ def test_a_rank_that_imports_a_module_before_another_has_written_it_spends_a_res
     ids=["import", "arguments"],
 )
 def test_one_restart_shows_that_a_program_can_begin_nowhere(
-    stage: Stage, file_rendezvous: list[str], script: str, what: str, nodes: int, per_node: int
+    rig: Rig, file_rendezvous: list[str], script: str, what: str, nodes: int, per_node: int
 ) -> None:
     flags = [*file_rendezvous, f"--nproc_per_node={per_node}", "--max_restarts=3"]
-    for agent in run(stage, script, flags, nodes=nodes):
+    for agent in run(rig, script, flags, nodes=nodes):
         assert agent.exit_code() == 1
         assert f"a restart has not mended {what}" in agent.output
         assert ("round 2: " in agent.output, "round 3: " in agent.output) == (True, False)
 
 
-def test_one_restart_shows_that_a_rank_can_never_begin(stage: Stage, file_rendezvous: list[str]) -> None:
-    for agent in run(stage, NEVER_THERE, [*file_rendezvous, "--nproc_per_node=2", "--max_restarts=3"]):
+def test_one_restart_shows_that_a_rank_can_never_begin(rig: Rig, file_rendezvous: list[str]) -> None:
+    for agent in run(rig, NEVER_THERE, [*file_rendezvous, "--nproc_per_node=2", "--max_restarts=3"]):
         assert agent.exit_code() == 1
         assert "a restart has not mended ModuleNotFoundError" in agent.output
         assert ("round 2: " in agent.output, "round 3: " in agent.output) == (True, False)
 
 
-def test_a_warm_program_that_can_begin_nowhere_gets_one_restart(stage: Stage, file_rendezvous: list[str]) -> None:
+def test_a_warm_program_that_can_begin_nowhere_gets_one_restart(rig: Rig, file_rendezvous: list[str]) -> None:
     flags = [*file_rendezvous, *WARM_ENOUGH, "--nproc_per_node=2", "--max_restarts=3"]
-    for agent in run(stage, NOWHERE_THERE, flags, env=WARM):
+    for agent in run(rig, NOWHERE_THERE, flags, env=WARM):
         assert agent.exit_code() == 1
         assert "a restart has not mended ModuleNotFoundError" in agent.output
 
 
-def test_without_restarts_the_first_failure_ends_the_job(stage: Stage) -> None:
-    [agent] = run(stage, NEVER_THERE, ["--nproc_per_node=2", "--max_restarts=0"], nodes=1)
+def test_without_restarts_the_first_failure_ends_the_job(rig: Rig) -> None:
+    [agent] = run(rig, NEVER_THERE, ["--nproc_per_node=2", "--max_restarts=0"], nodes=1)
     assert agent.exit_code() == 1
     assert "--max_restarts is 0, so the first failure ends the job" in agent.output

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stage import Agent, Stage
+from rig import Agent, Rig
 
 from elastic_core.exit_codes import ExitCode
 
@@ -78,11 +78,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def run(stage: Stage, environment: dict[str, str]) -> Callable[..., Agent]:
+def run(rig: Rig, environment: dict[str, str]) -> Callable[..., Agent]:
     """Starts ``elastic run`` where the distribution is installed."""
 
     def start(*arguments: str, **variables: str) -> Agent:
-        return stage.run(*arguments, env={**environment, **variables})
+        return rig.run(*arguments, env={**environment, **variables})
 
     return start
 
@@ -126,9 +126,7 @@ def test_a_wrong_use_of_the_flag_is_refused(run: Callable[..., Agent], flags: li
     assert message in agent.output
 
 
-def test_a_node_with_another_value_is_refused(
-    run: Callable[..., Agent], file_rendezvous: list[str], stage: Stage
-) -> None:
+def test_a_node_with_another_value_is_refused(run: Callable[..., Agent], file_rendezvous: list[str], rig: Rig) -> None:
     job = ["--nnodes=1:2", *file_rendezvous, "--plugin=board"]
     first = run(*job, "--colours=3", "--no_python", "sleep", "60")
     first.wait_for("round 1")
@@ -137,8 +135,8 @@ def test_a_node_with_another_value_is_refused(
     assert "flags: --colours=4 here, --colours=3 there" in other.output
 
 
-def test_callers_in_python_give_the_flag_by_its_name(stage: Stage, environment: dict[str, str]) -> None:
-    agent = stage.start([sys.executable, "-m", "launch"], env=environment)
+def test_callers_in_python_give_the_flag_by_its_name(rig: Rig, environment: dict[str, str]) -> None:
+    agent = rig.start([sys.executable, "-m", "launch"], env=environment)
     assert agent.exit_code() == 0
     assert "colours: 5" in agent.output
     assert "{0: 7}" in agent.output

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stage import COLD, WARM, WORKERS, Agent, Stage, free_port, variable
+from rig import COLD, WARM, WORKERS, Agent, Rig, free_port, variable
 from wardens import wait_until
 
 COST = "with a rendezvous handler of others"
@@ -136,12 +136,12 @@ def done(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def custom(stage: Stage, tmp_path: Path, installed: dict[str, str]) -> Callable[..., Agent]:
+def custom(rig: Rig, tmp_path: Path, installed: dict[str, str]) -> Callable[..., Agent]:
     """``custom(node, *arguments)`` starts a node of a job whose rendezvous is the user's."""
 
     def start(node: int, *arguments: object) -> Agent:
         flags = ["--plugin=my-handlers", "--rdzv_backend=custom", f"--rdzv_endpoint={tmp_path / 'meeting'}"]
-        return stage.run("--nnodes=2", *flags, f"--rdzv_conf=node={node}", *arguments, env=installed)
+        return rig.run("--nnodes=2", *flags, f"--rdzv_conf=node={node}", *arguments, env=installed)
 
     return start
 
@@ -159,13 +159,11 @@ def both_finish(done: Path, *agents: Agent) -> None:
 # torch's own ---------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_meet_and_join_a_running_job_over_torchs_own_handler(
-    stage: Stage, torch_c10d: list[str], done: Path
-) -> None:
+def test_nodes_meet_and_join_a_running_job_over_torchs_own_handler(rig: Rig, torch_c10d: list[str], done: Path) -> None:
     command = ["--nnodes=1:2", "--nproc_per_node=2", *torch_c10d, WORKERS / "barrier.py", "--until", done]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 2, count=2)
-    second = stage.run(*command)
+    second = rig.run(*command)
     for agent in (first, second):
         trains(agent, 4, count=2, restart_count=0)
     both_finish(done, first, second)
@@ -173,21 +171,21 @@ def test_nodes_meet_and_join_a_running_job_over_torchs_own_handler(
         assert agent.output.count(COST) == 1
 
 
-def test_a_node_joins_over_a_handler_of_torchs_that_a_program_has_made(stage: Stage, done: Path) -> None:
-    program, port = stage.folder / "agent.py", free_port()
+def test_a_node_joins_over_a_handler_of_torchs_that_a_program_has_made(rig: Rig, done: Path) -> None:
+    program, port = rig.folder / "agent.py", free_port()
     program.write_text(textwrap.dedent(JOINING))
     command = [sys.executable, str(program), str(port), str(WORKERS / "barrier.py"), str(done)]
-    first = stage.start([*command, "true"])
+    first = rig.start([*command, "true"])
     trains(first, 1)
-    second = stage.start([*command, "false"])
+    second = rig.start([*command, "false"])
     for agent in (first, second):
         trains(agent, 2, restart_count=0)
     both_finish(done, first, second)
 
 
-def test_a_killed_worker_restarts_all_over_torchs_own_handler(stage: Stage, torch_c10d: list[str], done: Path) -> None:
+def test_a_killed_worker_restarts_all_over_torchs_own_handler(rig: Rig, torch_c10d: list[str], done: Path) -> None:
     command = ["--nnodes=2", "--max_restarts=1", *torch_c10d, WORKERS / "barrier.py", "--until", done]
-    agents = [stage.run(*command) for _ in range(2)]
+    agents = [rig.run(*command) for _ in range(2)]
     for agent in agents:
         trains(agent, 2)
     next(agent for agent in agents if 1 in agent.workers()).kill_worker(1)
@@ -196,11 +194,11 @@ def test_a_killed_worker_restarts_all_over_torchs_own_handler(stage: Stage, torc
     both_finish(done, *agents)
 
 
-def test_a_hang_is_named_on_its_node_and_ended_over_torchs_own_handler(stage: Stage, torch_c10d: list[str]) -> None:
+def test_a_hang_is_named_on_its_node_and_ended_over_torchs_own_handler(rig: Rig, torch_c10d: list[str]) -> None:
     # Neither node looks whether the other waits, and stops for it, before it has noticed the hang itself.
     flags = ["--nnodes=2", "--nproc_per_node=2", "--hang_timeout=3", "--monitor_interval=30", "--max_restarts=2"]
     flags += torch_c10d
-    agents = [stage.run(*flags, WORKERS / "hang.py", "--how=lock", env=WARM) for _ in range(2)]
+    agents = [rig.run(*flags, WORKERS / "hang.py", "--how=lock", env=WARM) for _ in range(2)]
     for agent in agents:
         assert agent.exit_code() == 0, agent.output
         assert len(agent.reports("done")) == 2
@@ -222,13 +220,13 @@ dist.all_reduce(torch.ones(1))
 
 
 def test_a_rank_that_its_peers_waited_for_is_asked_before_it_is_stopped(
-    stage: Stage, torch_c10d: list[str], tmp_path: Path
+    rig: Rig, torch_c10d: list[str], tmp_path: Path
 ) -> None:
     """Over a handler of others, a node asks its own ranks."""
     script = tmp_path / "train.py"
     script.write_text(ABSENT)
     flags = ["--nnodes=1", "--nproc_per_node=2", "--max_restarts=1", "--hang_window=0", *torch_c10d]
-    agent = stage.run(*flags, script, env=WARM)
+    agent = rig.run(*flags, script, env=WARM)
     assert agent.exit_code() != 0
     agent.wait_for(r"  others  rank 1 is in load \(train.py:6\)")
     agent.wait_for(r"restart 1 of 1 \(.*; rank 1 is in load \(train.py:6\)\)")
@@ -247,7 +245,7 @@ with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], st
 
 @pytest.mark.parametrize("env", [COLD, WARM], ids=["cold", "warm"])
 def test_elastic_stacks_shows_the_ranks_of_this_host(
-    stage: Stage, custom: Callable[..., Agent], installed: dict[str, str], tmp_path: Path, env: dict[str, str]
+    rig: Rig, custom: Callable[..., Agent], installed: dict[str, str], tmp_path: Path, env: dict[str, str]
 ) -> None:
     """Rank 2 has no process any more, as on another host. A process that a worker started is not shown."""
     script, gate, job = tmp_path / "waits.py", tmp_path / "gate", f"job-{tmp_path.name}-{os.getpid()}"
@@ -259,7 +257,7 @@ def test_elastic_stacks_shows_the_ranks_of_this_host(
     agent.wait_for_report("started", count=2)
     other.wait_for("all local workers of round 1 exited")
     flags = ["--plugin=my-handlers", "--rdzv_backend=custom", f"--rdzv_endpoint={tmp_path}"]
-    environment = stage.environment(installed)
+    environment = rig.environment(installed)
 
     def stacks(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "elastic_core", "stacks", *flags, *arguments]
@@ -307,34 +305,34 @@ dist.all_reduce(torch.ones(1))
 
 
 def test_a_rank_that_exited_early_is_named_over_torchs_own_handler(
-    stage: Stage, torch_c10d: list[str], tmp_path: Path
+    rig: Rig, torch_c10d: list[str], tmp_path: Path
 ) -> None:
     script = tmp_path / "early.py"
     script.write_text(EXITS_EARLY)
-    agent = stage.run("--nnodes=1", "--nproc_per_node=2", "--max_restarts=0", *torch_c10d, script)
+    agent = rig.run("--nnodes=1", "--nproc_per_node=2", "--max_restarts=0", *torch_c10d, script)
     assert agent.exit_code() == 1
     agent.wait_for(r"who     rank 1 .*")
     agent.wait_for(r"what    exited with code 0 before the other ranks")
 
 
 def test_ranks_that_failed_alike_are_counted_over_torchs_own_handler(
-    stage: Stage, torch_c10d: list[str], tmp_path: Path
+    rig: Rig, torch_c10d: list[str], tmp_path: Path
 ) -> None:
     script, gate = tmp_path / "alike.py", tmp_path / "gate"
     script.write_text(FAILS_ALIKE)
     command = ["--nnodes=1", "--nproc_per_node=2", "--max_restarts=0", *torch_c10d, script]
-    agent = stage.run(*command, env={"GATE": str(gate), "PYTHONPATH": str(WORKERS)})
+    agent = rig.run(*command, env={"GATE": str(gate), "PYTHONPATH": str(WORKERS)})
     agent.wait_for_report("started", count=2)
     gate.touch()
     assert agent.exit_code() == 1
     agent.wait_for("the job has failed: .*; 2 of 2 ranks failed alike")
 
 
-def test_workers_share_the_store_of_torchs_static_handler(stage: Stage, done: Path) -> None:
+def test_workers_share_the_store_of_torchs_static_handler(rig: Rig, done: Path) -> None:
     where = ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     command = ["--nnodes=2", "--rdzv_backend=torch-static", *where]
     job = [WORKERS / "allreduce.py", "--until", done]
-    agents = [stage.run(*command, f"--node_rank={rank}", *job) for rank in (0, 1)]
+    agents = [rig.run(*command, f"--node_rank={rank}", *job) for rank in (0, 1)]
     for agent in agents:
         agent.wait_for_report("training", world_size=2)
     shared = [worker for agent in agents for worker in agent.workers().values()]
@@ -342,10 +340,10 @@ def test_workers_share_the_store_of_torchs_static_handler(stage: Stage, done: Pa
     both_finish(done, *agents)
 
 
-def test_a_store_that_nobody_hosts_is_said_in_one_sentence(stage: Stage) -> None:
+def test_a_store_that_nobody_hosts_is_said_in_one_sentence(rig: Rig) -> None:
     conf = "--rdzv_conf=is_host=false,read_timeout=1"
     endpoint = f"--rdzv_endpoint=127.0.0.1:{free_port()}"
-    agent = stage.run("--nnodes=2", "--rdzv_backend=torch-c10d", endpoint, conf, WORKERS / "sleeper.py")
+    agent = rig.run("--nnodes=2", "--rdzv_backend=torch-c10d", endpoint, conf, WORKERS / "sleeper.py")
     assert agent.exit_code() == 69
     assert "could not be made: RendezvousConnectionError" in agent.output
     assert "Traceback" not in agent.output
@@ -397,19 +395,19 @@ def test_a_node_that_gives_up_says_what_failed_there(custom: Callable[..., Agent
     assert other.exit_code() == 128 + signal.SIGTERM
 
 
-def test_an_agent_leaves_while_its_handler_waits(stage: Stage, tmp_path: Path, installed: dict[str, str]) -> None:
+def test_an_agent_leaves_while_its_handler_waits(rig: Rig, tmp_path: Path, installed: dict[str, str]) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     command = ["--plugin=my-handlers", "--rdzv_backend=nobody", "--no_python", "true"]
-    agent = stage.run(*command, env={**installed, "GATE": str(gate)})
+    agent = rig.run(*command, env={**installed, "GATE": str(gate)})
     agent.wait_for("^waiting")
     agent.signal(signal.SIGINT)
     assert agent.exit_code() == 128 + signal.SIGINT
 
 
 @pytest.mark.parametrize("backend", ["alone", "torchruns"])
-def test_an_installed_handler_is_a_backend_by_its_name(stage: Stage, installed: dict[str, str], backend: str) -> None:
-    agent = stage.run(
+def test_an_installed_handler_is_a_backend_by_its_name(rig: Rig, installed: dict[str, str], backend: str) -> None:
+    agent = rig.run(
         f"--rdzv_backend={backend}",
         "--rdzv_conf=anything=goes",
         "--no_python",
@@ -423,8 +421,8 @@ def test_an_installed_handler_is_a_backend_by_its_name(stage: Stage, installed: 
     assert agent.output.count(COST) == 1
 
 
-def test_installed_handlers_are_listed(stage: Stage, installed: dict[str, str]) -> None:
-    agent = stage.start([sys.executable, "-m", "elastic_core", "plugins"], env=installed)
+def test_installed_handlers_are_listed(rig: Rig, installed: dict[str, str]) -> None:
+    agent = rig.start([sys.executable, "-m", "elastic_core", "plugins"], env=installed)
     assert agent.exit_code() == 0
     for name in ("my-handlers", "alone", "torchruns"):
         assert f"  {name} " in agent.output

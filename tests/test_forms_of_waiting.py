@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import WARM, Agent, Stage
+from rig import WARM, Agent, Rig
 from waiting import HANGS, HEALTHY, HEALTHY_ALONE, WINDOW, program, program_alone
 
 
-def start(stage: Stage, text: str, *flags: str) -> Agent:
-    Path(stage.folder, "train.py").write_text(text)
-    return stage.run("--nproc_per_node=2", "--max_restarts=0", "--event_log=console", *flags, "train.py", env=WARM)
+def start(rig: Rig, text: str, *flags: str) -> Agent:
+    Path(rig.folder, "train.py").write_text(text)
+    return rig.run("--nproc_per_node=2", "--max_restarts=0", "--event_log=console", *flags, "train.py", env=WARM)
 
 
 def hangs(agent: Agent) -> list[dict[str, Any]]:
@@ -25,15 +25,15 @@ def hangs(agent: Agent) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_rank_that_works_is_neither_blamed_nor_ended(stage: Stage, name: str) -> None:
-    agent = start(stage, program(name), f"--hang_timeout={WINDOW}")
+def test_a_rank_that_works_is_neither_blamed_nor_ended(rig: Rig, name: str) -> None:
+    agent = start(rig, program(name), f"--hang_timeout={WINDOW}")
     assert agent.exit_code() == 0, agent.output
     assert [event for event in hangs(agent) if event["rank"] is not None] == []
 
 
 @pytest.mark.parametrize("name", ["sleeps", "a queue", "another collective", "stopped"])
-def test_a_rank_that_hangs_is_ended_at_the_third_look(stage: Stage, name: str) -> None:
-    agent = start(stage, program(name), f"--hang_timeout={WINDOW}")
+def test_a_rank_that_hangs_is_ended_at_the_third_look(rig: Rig, name: str) -> None:
+    agent = start(rig, program(name), f"--hang_timeout={WINDOW}")
     assert agent.exit_code() == 1, agent.output
     agent.wait_for(rf"what    Hang: no progress for {WINDOW} s; ")
     reports = [found["stacks"] for found in hangs(agent)]
@@ -41,14 +41,14 @@ def test_a_rank_that_hangs_is_ended_at_the_third_look(stage: Stage, name: str) -
 
 
 @pytest.mark.parametrize("name", HEALTHY_ALONE)
-def test_a_rank_that_works_while_others_go_on_is_neither_blamed_nor_ended(stage: Stage, name: str) -> None:
-    agent = start(stage, program_alone(HEALTHY_ALONE[name]), f"--hang_timeout={WINDOW}")
+def test_a_rank_that_works_while_others_go_on_is_neither_blamed_nor_ended(rig: Rig, name: str) -> None:
+    agent = start(rig, program_alone(HEALTHY_ALONE[name]), f"--hang_timeout={WINDOW}")
     assert agent.exit_code() == 0, agent.output
     assert [event for event in hangs(agent) if event["rank"] is not None] == []
 
 
-def test_a_rank_that_hangs_while_others_go_on_is_ended(stage: Stage) -> None:
-    agent = start(stage, program_alone("time.sleep(1000)", 1000.0), f"--hang_timeout={WINDOW}")
+def test_a_rank_that_hangs_while_others_go_on_is_ended(rig: Rig) -> None:
+    agent = start(rig, program_alone("time.sleep(1000)", 1000.0), f"--hang_timeout={WINDOW}")
     assert agent.exit_code() == 1, agent.output
     line = r"rank 1 is in form \(train.py:\d+\), while other ranks go on to newer steps"
     agent.wait_for(rf"what    Hang: no progress for {WINDOW} s; {line}")
@@ -56,9 +56,9 @@ def test_a_rank_that_hangs_while_others_go_on_is_ended(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("name", HANGS)
-def test_a_rank_that_hangs_comes_first(stage: Stage, name: str) -> None:
-    agent = start(stage, program(name), f"--hang_window={WINDOW}")
-    assert stage.wait_until(lambda: hangs(agent)), agent.output
+def test_a_rank_that_hangs_comes_first(rig: Rig, name: str) -> None:
+    agent = start(rig, program(name), f"--hang_window={WINDOW}")
+    assert rig.wait_until(lambda: hangs(agent)), agent.output
     first = hangs(agent)[0]["stacks"].splitlines()[0]
     assert re.search(HANGS[name][1], first), hangs(agent)
     assert "rank 1" in first or name == "another collective", first

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from full_disk import fill
-from stage import WARM, WORKERS, Stage
+from rig import WARM, WORKERS, Rig
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.host.identity import boot_id, network_id
@@ -74,7 +74,7 @@ def test_without_a_directory_for_temporary_files_it_says_what_to_mount() -> None
 
 
 @pytest.mark.timeout(300)
-def test_a_job_whose_last_checkpoint_cannot_be_saved_fails_and_names_it(stage: Stage, tmp_path: Path) -> None:
+def test_a_job_whose_last_checkpoint_cannot_be_saved_fails_and_names_it(rig: Rig, tmp_path: Path) -> None:
     small, hold = tmp_path / "small", tmp_path / "hold"
     small.mkdir()
     job = [TRAIN, "--epochs=1", "--disk", small / "disk", "--interval=3", "--at", 5, "--hold", hold]
@@ -82,7 +82,7 @@ def test_a_job_whose_last_checkpoint_cannot_be_saved_fails_and_names_it(stage: S
     mount = f'mount -t tmpfs -o size=1m small {small} && exec "$@"'
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
     environment = {**QUICK, "ELASTIC_RESCUE_DIR": str(tmp_path / "spare")}
-    agent = stage.start([*namespace, *command, *map(str, job)], env=environment)
+    agent = rig.start([*namespace, *command, *map(str, job)], env=environment)
     agent.wait_for_report("holding", count=2)
     fill(Path(f"/proc/{agent.pid}/root{small}") / "filler")
     Path(f"{hold}-5").touch()
@@ -95,7 +95,7 @@ def test_a_job_whose_last_checkpoint_cannot_be_saved_fails_and_names_it(stage: S
 
 @pytest.mark.timeout(300)
 def test_a_crash_while_the_disk_is_full_is_recovered_from_in_memory_and_later_steps_are_saved(
-    stage: Stage, tmp_path: Path
+    rig: Rig, tmp_path: Path
 ) -> None:
     small, hold = tmp_path / "small", tmp_path / "hold"
     small.mkdir()
@@ -103,7 +103,7 @@ def test_a_crash_while_the_disk_is_full_is_recovered_from_in_memory_and_later_st
     command = [sys.executable, "-m", "elastic_core", "run", "--standalone", "--nproc_per_node=2", "--max_restarts=1"]
     mount = f'mount -t tmpfs -o size=1m small {small} && exec "$@"'
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-    agent = stage.start([*namespace, *command, *map(str, job)], env=QUICK)
+    agent = rig.start([*namespace, *command, *map(str, job)], env=QUICK)
     agent.wait_for_report("holding", count=2)
     inside = Path(f"/proc/{agent.pid}/root{small}")
     fill(inside / "filler")

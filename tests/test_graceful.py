@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage
+from rig import WORKERS, Agent, Rig
 
 TERM = 128 + signal.SIGTERM
 
@@ -49,11 +49,11 @@ def starts(*agents: Agent, world_size: int) -> set[int]:
     return {r["step"] for agent in agents for r in agent.reports("training", world_size=world_size)}
 
 
-def test_a_resize_loses_no_step(stage: Stage, rendezvous: list[str], job: list[object], done: Path) -> None:
+def test_a_resize_loses_no_step(rig: Rig, rendezvous: list[str], job: list[object], done: Path) -> None:
     command = ["--nnodes=1:2", "--nproc_per_node=2", "--max_restarts=0", *rendezvous, *job]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 2)
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(second, 4)
     (step,) = {*stops(first, world_size=2, ranks=2)}
     for agent in (first, second):
@@ -63,14 +63,14 @@ def test_a_resize_loses_no_step(stage: Stage, rendezvous: list[str], job: list[o
 
 
 def test_ranks_that_are_far_apart_stop_at_one_step(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = ["--nnodes=1:2", "--nproc_per_node=2", "--max_restarts=0", *file_rendezvous, *job, "--free"]
-    first = stage.run(*command)
+    first = rig.run(*command)
     first.wait_for_report("stepped", step=40, rank=0)
     apart = {r.rank: r["step"] for r in first.reports("stepped")}
     assert apart.get(1, 0) < apart[0]
-    second = stage.run(*command)
+    second = rig.run(*command)
     second.wait_for_report("training", count=2, world_size=4)
     (step,) = {*stops(first, world_size=2, ranks=2)}
     assert starts(second, world_size=4) == {step}
@@ -78,12 +78,12 @@ def test_ranks_that_are_far_apart_stop_at_one_step(
 
 
 def test_a_node_that_announces_its_leaving_takes_no_step_with_it(
-    stage: Stage, rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = ["--nnodes=1:2", "--max_restarts=0", "--preemption_grace=60", *rendezvous, *job]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 1)
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(second, 2)
     second.signal(signal.SIGTERM)
     assert second.exit_code() == TERM
@@ -95,12 +95,12 @@ def test_a_node_that_announces_its_leaving_takes_no_step_with_it(
 
 
 def test_the_node_that_decides_may_announce_its_leaving(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = ["--nnodes=1:2", "--max_restarts=0", "--preemption_grace=60", *file_rendezvous, *job]
-    leader = stage.run(*command)
+    leader = rig.run(*command)
     trains(leader, 1)
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(second, 2)
     leader.signal(signal.SIGTERM)
     assert leader.exit_code() == TERM
@@ -110,13 +110,13 @@ def test_the_node_that_decides_may_announce_its_leaving(
 
 
 def test_a_script_that_ignores_notices_gets_sigterm_at_the_deadline(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     soon = "--rdzv_conf=plan_timeout=1"
     command = ["--nnodes=1:2", "--max_restarts=0", *file_rendezvous, soon, *job, "--ignore", "--free"]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 1)
-    second = stage.run(*command)
+    second = rig.run(*command)
     second.wait_for_report("training", world_size=2)
     first.wait_for_report("terminated")
     first.wait_for("had not stopped at step")
@@ -124,13 +124,13 @@ def test_a_script_that_ignores_notices_gets_sigterm_at_the_deadline(
 
 
 def test_a_script_that_knows_nothing_of_notices_is_stopped_as_ever(
-    stage: Stage, file_rendezvous: list[str], done: Path
+    rig: Rig, file_rendezvous: list[str], done: Path
 ) -> None:
     job = [WORKERS / "barrier.py", "--until", done]
     command = ["--nnodes=1:2", "--max_restarts=0", "--preemption_grace=60", *file_rendezvous, *job]
-    first = stage.run(*command)
+    first = rig.run(*command)
     first.wait_for_report("training", world_size=1)
-    second = stage.run(*command)
+    second = rig.run(*command)
     second.wait_for_report("training", world_size=2)
     second.signal(signal.SIGTERM)
     assert second.exit_code() == TERM
@@ -139,12 +139,12 @@ def test_a_script_that_knows_nothing_of_notices_is_stopped_as_ever(
 
 
 def test_a_worker_that_is_killed_under_a_plan_is_an_ordinary_failure(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = ["--nnodes=1:2", "--nproc_per_node=2", "--max_restarts=1", *file_rendezvous, *job, "--ignore"]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 2)
-    second = stage.run(*command)
+    second = rig.run(*command)
     first.wait_for("stop at step")
     first.kill_worker(1)
     second.wait_for_report("training", count=2, world_size=4)
@@ -153,15 +153,15 @@ def test_a_worker_that_is_killed_under_a_plan_is_an_ordinary_failure(
 
 
 def test_the_one_that_decides_is_lost_under_a_plan(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     quick = "--rdzv_conf=beat_interval=0.5,lost_after=15"
     command = ["--nnodes=2:3", "--max_restarts=0", *file_rendezvous, quick, *job, "--ignore"]
-    leader = stage.run(*command)
+    leader = rig.run(*command)
     leader.wait_for("1 more node")
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(second, 2)
-    third = stage.run(*command)
+    third = rig.run(*command)
     leader.wait_for("stop at step")
     leader.kill_node()
     for agent in (second, third):
@@ -171,12 +171,12 @@ def test_the_one_that_decides_is_lost_under_a_plan(
 
 
 def test_a_node_leaves_while_all_stop_for_another_that_joins(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = ["--nnodes=1:3", "--max_restarts=0", "--preemption_grace=60", *file_rendezvous, *job, "--pace=0.3"]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 1)
-    second = stage.run(*command)
+    second = rig.run(*command)
     first.wait_for("are to stop together")
     first.signal(signal.SIGTERM)
     assert first.exit_code() == TERM
@@ -185,9 +185,9 @@ def test_a_node_leaves_while_all_stop_for_another_that_joins(
     both_finish(done, second)
 
 
-def test_a_host_is_drained_by_hand(stage: Stage, rendezvous: list[str], job: list[object], done: Path) -> None:
+def test_a_host_is_drained_by_hand(rig: Rig, rendezvous: list[str], job: list[object], done: Path) -> None:
     command = ["--nnodes=1:2", "--max_restarts=0", *rendezvous, *job]
-    only = stage.run(*command)
+    only = rig.run(*command)
     trains(only, 1)
     drained = subprocess.run(
         [sys.executable, "-m", "elastic_core", "drain", os.uname().nodename, *rendezvous],
@@ -202,9 +202,9 @@ def test_a_host_is_drained_by_hand(stage: Stage, rendezvous: list[str], job: lis
 
 
 def test_a_drain_of_a_host_that_has_no_agent_is_refused(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
-    only = stage.run("--nnodes=1:2", *file_rendezvous, *job)
+    only = rig.run("--nnodes=1:2", *file_rendezvous, *job)
     trains(only, 1)
     drained = subprocess.run(
         [sys.executable, "-m", "elastic_core", "drain", "elsewhere", *file_rendezvous],

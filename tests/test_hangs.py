@@ -10,18 +10,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import COLD, WARM, WORKERS, Agent, Stage
+from rig import COLD, WARM, WORKERS, Agent, Rig
 
 HANG, WINDOW = WORKERS / "hang.py", 3
 LINES = {text: number for number, text in enumerate(HANG.read_text().splitlines(), 1)}
 """The number of each line of the script, by its text."""
 
 
-def start(stage: Stage, rendezvous: list[str], *arguments: object, flags: list[str] | None = None) -> list[Agent]:
+def start(rig: Rig, rendezvous: list[str], *arguments: object, flags: list[str] | None = None) -> list[Agent]:
     """Start a job of two nodes with two ranks each, which looks for hangs of three seconds."""
     more = flags or [f"--hang_window={WINDOW}"]
     command = ["--nnodes=2", "--nproc_per_node=2", *more, *rendezvous, HANG, *arguments]
-    return [stage.run(*command, env=WARM), stage.run(*command, env=WARM)]
+    return [rig.run(*command, env=WARM), rig.run(*command, env=WARM)]
 
 
 def line(text: str) -> int:
@@ -40,9 +40,9 @@ PLACES = {
 
 @pytest.mark.parametrize("how", PLACES)
 def test_the_rank_that_the_others_wait_for_is_named_on_every_node(
-    stage: Stage, file_rendezvous: list[str], how: str
+    rig: Rig, file_rendezvous: list[str], how: str
 ) -> None:
-    agents = start(stage, file_rendezvous, f"--how={how}")
+    agents = start(rig, file_rendezvous, f"--how={how}")
     for agent in agents:
         agent.wait_for(rf"round 1: no progress for {WINDOW} s:$")
         agent.wait_for(PLACES[how])
@@ -51,17 +51,17 @@ def test_the_rank_that_the_others_wait_for_is_named_on_every_node(
 
 
 def test_a_rank_that_holds_the_interpreters_lock_is_named_if_steps_are_known(
-    stage: Stage, file_rendezvous: list[str]
+    rig: Rig, file_rendezvous: list[str]
 ) -> None:
-    agents = start(stage, file_rendezvous, "--how=native", "--steps")
+    agents = start(rig, file_rendezvous, "--how=native", "--steps")
     for agent in agents:
         agent.wait_for(rf"round 1: no progress for {WINDOW} s, since step \d+:$")
         agent.wait_for(rf"rank 1 is in match \(re\S*:\d+\), called at hang.py:{line('re.match')}")
 
 
-def test_a_stopped_rank_is_named_with_its_state(stage: Stage, file_rendezvous: list[str]) -> None:
-    agents = start(stage, file_rendezvous, "--how=stop")
-    stage.wait_until(lambda: any(agent.reports("ready") for agent in agents))
+def test_a_stopped_rank_is_named_with_its_state(rig: Rig, file_rendezvous: list[str]) -> None:
+    agents = start(rig, file_rendezvous, "--how=stop")
+    rig.wait_until(lambda: any(agent.reports("ready") for agent in agents))
     [home] = [agent for agent in agents if 1 in agent.workers()]
     os.kill(home.workers()[1], signal.SIGSTOP)
     for agent in agents:
@@ -69,9 +69,9 @@ def test_a_stopped_rank_is_named_with_its_state(stage: Stage, file_rendezvous: l
     os.kill(home.workers()[1], signal.SIGCONT)
 
 
-def test_with_hang_timeout_the_rank_is_ended_and_the_job_goes_on(stage: Stage, file_rendezvous: list[str]) -> None:
+def test_with_hang_timeout_the_rank_is_ended_and_the_job_goes_on(rig: Rig, file_rendezvous: list[str]) -> None:
     flags = [f"--hang_timeout={WINDOW}", "--max_restarts=1"]
-    agents = start(stage, file_rendezvous, "--how=lock", flags=flags)
+    agents = start(rig, file_rendezvous, "--how=lock", flags=flags)
     for agent in agents:
         assert agent.exit_code() == 0, agent.output
         assert len(agent.reports("done")) == 2
@@ -80,11 +80,11 @@ def test_with_hang_timeout_the_rank_is_ended_and_the_job_goes_on(stage: Stage, f
 
 
 def test_the_flight_recorder_names_the_collective_and_the_rank_that_has_not_come_to_it(
-    stage: Stage, file_rendezvous: list[str], tmp_path: Path
+    rig: Rig, file_rendezvous: list[str], tmp_path: Path
 ) -> None:
     """Both nodes share the folder of the logs, so each has the dumps of all ranks."""
     flags = [f"--hang_timeout={WINDOW}", "--max_restarts=0", f"--log_dir={tmp_path / 'logs'}"]
-    agents = start(stage, file_rendezvous, "--how=lock", "--elastic", flags=flags)
+    agents = start(rig, file_rendezvous, "--how=lock", "--elastic", flags=flags)
     for agent in agents:
         assert agent.exit_code() == 1
         agent.wait_for(
@@ -98,8 +98,8 @@ def test_the_flight_recorder_names_the_collective_and_the_rank_that_has_not_come
     assert all("flight recorder dumps: " in agent.output for agent in agents)
 
 
-def test_a_hang_that_ends_the_job_is_its_root_cause(stage: Stage, file_rendezvous: list[str]) -> None:
-    agents = start(stage, file_rendezvous, "--how=lock", flags=[f"--hang_timeout={WINDOW}", "--max_restarts=0"])
+def test_a_hang_that_ends_the_job_is_its_root_cause(rig: Rig, file_rendezvous: list[str]) -> None:
+    agents = start(rig, file_rendezvous, "--how=lock", flags=[f"--hang_timeout={WINDOW}", "--max_restarts=0"])
     for agent in agents:
         assert agent.exit_code() == 1
         agent.wait_for(rf"what    Hang: no progress for {WINDOW} s; {PLACES['lock']}")
@@ -115,11 +115,11 @@ HEALTHY = {
 
 @pytest.mark.parametrize("case", HEALTHY)
 def test_a_job_of_which_one_rank_computes_is_no_hang(
-    stage: Stage, file_rendezvous: list[str], tmp_path: Path, case: str
+    rig: Rig, file_rendezvous: list[str], tmp_path: Path, case: str
 ) -> None:
     until = tmp_path / "until"
     flags = [f"--hang_window={WINDOW}", "--verbose"]
-    agents = start(stage, file_rendezvous, *HEALTHY[case], f"--until={until}", flags=flags)
+    agents = start(rig, file_rendezvous, *HEALTHY[case], f"--until={until}", flags=flags)
     for agent in agents:
         agent.wait_for(r"round 1: where the ranks are")
     until.touch()
@@ -134,10 +134,10 @@ def ranks(found: str) -> list[str]:
 
 
 def test_elastic_stacks_says_where_the_ranks_are_and_ends_none(
-    stage: Stage, file_rendezvous: list[str], tmp_path: Path
+    rig: Rig, file_rendezvous: list[str], tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
-    agents = start(stage, file_rendezvous, "--how=alone", "--rank=-1", f"--until={until}", flags=["--hang_window=2"])
+    agents = start(rig, file_rendezvous, "--how=alone", "--rank=-1", f"--until={until}", flags=["--hang_window=2"])
     for agent in agents:
         agent.wait_for("round 1: 4 worker")
     command = [sys.executable, "-m", "elastic_core", "stacks", "--full", *file_rendezvous]
@@ -153,15 +153,15 @@ def test_elastic_stacks_says_where_the_ranks_are_and_ends_none(
         assert "no progress" not in agent.output
 
 
-def test_a_worker_that_prints_past_its_agent_and_waits_is_not_ended(stage: Stage) -> None:
-    script = Path(stage.folder, "prints.py")
+def test_a_worker_that_prints_past_its_agent_and_waits_is_not_ended(rig: Rig) -> None:
+    script = Path(rig.folder, "prints.py")
     script.write_text(
         "import threading\n"
         "for step in range(8):\n"
         "    print('still here', flush=True)\n"
         "    threading.Event().wait(0.5)\n"
     )
-    agent = stage.run("--standalone", "--hang_timeout=2", "--max_restarts=0", script)
+    agent = rig.run("--standalone", "--hang_timeout=2", "--max_restarts=0", script)
     assert agent.exit_code() == 0, agent.output
     assert "no progress" not in agent.output
 
@@ -197,18 +197,18 @@ while not os.path.exists("go"):
 
 
 @pytest.mark.parametrize("program", [ONE_WAITS, ONE_COMPUTES], ids=["prints while another waits", "one native call"])
-def test_a_rank_that_may_be_working_is_not_ended(stage: Stage, program: str) -> None:
-    Path(stage.folder, "train.py").write_text(program)
+def test_a_rank_that_may_be_working_is_not_ended(rig: Rig, program: str) -> None:
+    Path(rig.folder, "train.py").write_text(program)
     flags = ["--standalone", "--nproc_per_node=2", "--hang_timeout=2", "--max_restarts=0"]
-    agent = stage.run(*flags, "train.py", env=WARM)
+    agent = rig.run(*flags, "train.py", env=WARM)
     assert agent.exit_code() == 0, agent.output
     assert "Hang" not in agent.output
 
 
 @pytest.mark.parametrize("start_workers", [WARM, COLD], ids=["warm", "fresh"])
-def test_no_rank_is_blamed_where_none_stands_out(stage: Stage, start_workers: dict[str, str]) -> None:
-    Path(stage.folder, "train.py").write_text(TWO_PLACES)
-    agent = stage.run("--nproc_per_node=2", "--hang_window=2", "train.py", env=start_workers)
+def test_no_rank_is_blamed_where_none_stands_out(rig: Rig, start_workers: dict[str, str]) -> None:
+    Path(rig.folder, "train.py").write_text(TWO_PLACES)
+    agent = rig.run("--nproc_per_node=2", "--hang_window=2", "train.py", env=start_workers)
     agent.wait_for("round 1: no progress for 2 s:")
     agent.wait_for("it cannot be told which rank the others wait for:")
     agent.wait_for(r"rank 0 is in <module> \(train.py:5\)")

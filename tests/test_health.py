@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hosts import hosts
-from stage import WARM, WORKERS, Agent, Stage, free_port
+from rig import WARM, WORKERS, Agent, Rig, free_port
 
 from elastic_core.config.run import DEFAULT_ID
 from elastic_core.exit_codes import ExitCode
@@ -39,14 +39,12 @@ esac
 
 
 def being_checked(
-    stage: Stage, folder: Path, *arguments: object, name: str = "", env: Mapping[str, str] | None = None
+    rig: Rig, folder: Path, *arguments: object, name: str = "", env: Mapping[str, str] | None = None
 ) -> Agent:
     """Start an agent, on a host of this name, whose check never ends, and wait for the check."""
     check = script(folder / "check", f"#!/bin/sh\ntouch {folder}/began\n" + HANGS)
     command = ["-m", "elastic_core", "run", f"--health_check={check}", "--health_timeout=3600", *map(str, arguments)]
-    agent = stage.start(
-        [sys.executable, *command], env={**(env or {}), **({"ELASTIC_HOST_NAME": name} if name else {})}
-    )
+    agent = rig.start([sys.executable, *command], env={**(env or {}), **({"ELASTIC_HOST_NAME": name} if name else {})})
     while not (folder / "began").exists():
         assert agent.process.poll() is None, agent.output
     return agent
@@ -64,66 +62,66 @@ def script(path: Path, text: str) -> Path:
 
 
 def test_a_node_whose_check_fails_does_not_enter_and_the_others_are_not_held_up(
-    stage: Stage, file_rendezvous: list[str], tmp_path: Path
+    rig: Rig, file_rendezvous: list[str], tmp_path: Path
 ) -> None:
     check = script(tmp_path / "check", "#!/bin/sh\necho 'GPU 3: row remap failure' >&2\nexit 4\n")
     flags = ["--nnodes=1:2", *file_rendezvous, "--rdzv_conf=last_call_timeout=0.1"]
-    sick = stage.run(*flags, f"--health_check={check}", "--event_log_handler=console", "--no_python", "true")
+    sick = rig.run(*flags, f"--health_check={check}", "--event_log_handler=console", "--no_python", "true")
     assert sick.exit_code() == ExitCode.UNHEALTHY, sick.output
     assert f"the health check '{check}' exited with code 4: GPU 3: row remap failure." in sick.output
     assert "elastic: error: This node does not enter job 'job', because of the health check" in sick.output
     (event,) = [json.loads(line) for line in sick.lines if '"node_check_failed"' in line]
     assert event["fields"]["check"] == str(check)
     assert event["fields"]["found"] == "exited with code 4: GPU 3: row remap failure"
-    healthy = stage.run(*flags, "--no_python", "true")
+    healthy = rig.run(*flags, "--no_python", "true")
     assert healthy.exit_code() == 0, healthy.output
     assert "round 1: 1 worker(s) on 1 node(s)" in healthy.output
 
 
-def test_nodes_that_all_check_themselves_meet(stage: Stage, rendezvous: list[str]) -> None:
+def test_nodes_that_all_check_themselves_meet(rig: Rig, rendezvous: list[str]) -> None:
     flags = ["--nnodes=2", *rendezvous, "--health_check=true", "--health_retry=1", "--no_python", "true"]
-    agents = [stage.run(*flags), stage.run(*flags)]
+    agents = [rig.run(*flags), rig.run(*flags)]
     assert [agent.exit_code() for agent in agents] == [0, 0], agents[0].output
     assert all("round 1: 2 worker(s) on 2 node(s)" in agent.output for agent in agents)
 
 
-def test_json_with_a_fail_count_is_understood_whatever_the_exit_code(stage: Stage, tmp_path: Path) -> None:
+def test_json_with_a_fail_count_is_understood_whatever_the_exit_code(rig: Rig, tmp_path: Path) -> None:
     answer = '{"fail_count": 1, "failed_checks": ["bcm_healthcheck"]}'
     check = script(tmp_path / "check", f"#!/bin/sh\nprintf '{answer}\\n'\n")
-    agent = stage.run("--standalone", f"--health_check={check} --no-slurm", "--no_python", "true")
+    agent = rig.run("--standalone", f"--health_check={check} --no-slurm", "--no_python", "true")
     assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
     assert f"the health check '{check} --no-slurm' found 1 fault: bcm_healthcheck." in agent.output
 
 
-def test_a_check_that_hangs_is_ended_with_its_whole_process_tree(stage: Stage, tmp_path: Path) -> None:
+def test_a_check_that_hangs_is_ended_with_its_whole_process_tree(rig: Rig, tmp_path: Path) -> None:
     check = script(tmp_path / "check", HANGS)
-    agent = stage.run("--standalone", f"--health_check={check}", "--health_timeout=0.5", "--no_python", "true")
+    agent = rig.run("--standalone", f"--health_check={check}", "--health_timeout=0.5", "--no_python", "true")
     assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
     assert f"the health check '{check}' did not end within 0.5 s, and was killed with all its processes" in agent.output
     assert "--health_timeout=SECONDS" in agent.output
-    assert stage.processes() == []
+    assert rig.processes() == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_a_check_ends_the_agent_at_once_and_leaves_nothing(
-    stage: Stage, file_rendezvous: list[str], tmp_path: Path, signum: signal.Signals
+    rig: Rig, file_rendezvous: list[str], tmp_path: Path, signum: signal.Signals
 ) -> None:
     """The agent waits neither for the check, nor for the processes that have left the check's session."""
-    agent = being_checked(stage, tmp_path, "--nnodes=1:2", *file_rendezvous, "--no_python", "true")
+    agent = being_checked(rig, tmp_path, "--nnodes=1:2", *file_rendezvous, "--no_python", "true")
     agent.signal(signum)
     assert agent.exit_code() == 128 + signum, agent.output
     assert f"this node is out: received {signum.name}, before this node had entered the job" in agent.output
     assert "node_check_failed" not in agent.output
-    assert stage.processes() == []
+    assert rig.processes() == []
 
 
 def test_a_signal_during_the_checks_of_a_latecomer_announces_no_import(
-    stage: Stage, file_rendezvous: list[str], tmp_path: Path
+    rig: Rig, file_rendezvous: list[str], tmp_path: Path
 ) -> None:
     flags = ["--nnodes=1:2", *file_rendezvous, "--rdzv_conf=last_call_timeout=0.1", "--preload=json"]
     job = [WORKERS / "sleeper.py"]
-    stage.run(*flags, *job, env=WARM).wait_for_report("started")
-    agent = being_checked(stage, tmp_path, *flags, *job, env=WARM)
+    rig.run(*flags, *job, env=WARM).wait_for_report("started")
+    agent = being_checked(rig, tmp_path, *flags, *job, env=WARM)
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 128 + signal.SIGTERM, agent.output
     assert "is under way" not in agent.output
@@ -133,10 +131,10 @@ def test_a_signal_during_the_checks_of_a_latecomer_announces_no_import(
     "signums", [(signal.SIGKILL,), (signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)]
 )
 def test_a_killed_agent_and_one_that_is_told_twice_leave_nothing(
-    stage: Stage, file_rendezvous: list[str], tmp_path: Path, signums: list[int]
+    rig: Rig, file_rendezvous: list[str], tmp_path: Path, signums: list[int]
 ) -> None:
     """The fixture holds that nothing is left."""
-    agent = being_checked(stage, tmp_path, "--nnodes=1:2", *file_rendezvous, "--no_python", "true")
+    agent = being_checked(rig, tmp_path, "--nnodes=1:2", *file_rendezvous, "--no_python", "true")
     for signum in signums:
         agent.signal(signum)
     codes = {*(128 + signum for signum in signums), *(-signum for signum in signums)}
@@ -144,30 +142,30 @@ def test_a_killed_agent_and_one_that_is_told_twice_leave_nothing(
     assert "Traceback" not in agent.output
 
 
-def test_a_signal_between_two_runs_of_failed_checks_ends_the_agent(stage: Stage, tmp_path: Path) -> None:
+def test_a_signal_between_two_runs_of_failed_checks_ends_the_agent(rig: Rig, tmp_path: Path) -> None:
     check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
-    agent = stage.run("--standalone", f"--health_check={check}", "--health_retry=3600", "--no_python", "true")
+    agent = rig.run("--standalone", f"--health_check={check}", "--health_retry=3600", "--no_python", "true")
     agent.wait_for("its checks run again in 3600 s")
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 128 + signal.SIGTERM, agent.output
 
 
-def test_a_signal_during_a_check_over_a_foreign_handler_ends_the_agent(stage: Stage, tmp_path: Path) -> None:
+def test_a_signal_during_a_check_over_a_foreign_handler_ends_the_agent(rig: Rig, tmp_path: Path) -> None:
     flags = ["--nnodes=1", "--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
-    agent = being_checked(stage, tmp_path, *flags, "--no_python", "true")
+    agent = being_checked(rig, tmp_path, *flags, "--no_python", "true")
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 128 + signal.SIGTERM, agent.output
     assert "this node is out: received SIGTERM" in agent.output
 
 
 def test_a_node_that_is_drained_while_it_is_checked_does_not_enter(
-    stage: Stage, rendezvous: list[str], tmp_path: Path
+    rig: Rig, rendezvous: list[str], tmp_path: Path
 ) -> None:
     flags = ["--nnodes=1:2", *rendezvous, "--rdzv_conf=last_call_timeout=0.1"]
     command = [*flags, WORKERS / "barrier.py", "--until", tmp_path / "done"]
-    healthy = stage.run(*command)
+    healthy = rig.run(*command)
     healthy.wait_for_report("training", world_size=1)
-    checked = being_checked(stage, tmp_path, *command, name="checked")
+    checked = being_checked(rig, tmp_path, *command, name="checked")
     answer = drain("checked", *rendezvous)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "1 agent" in answer.stdout
@@ -181,9 +179,9 @@ def test_a_node_that_is_drained_while_it_is_checked_does_not_enter(
     assert len(healthy.reports("training")) == 1, "its round went on"
 
 
-def test_failed_checks_are_run_again_after_a_pause(stage: Stage, tmp_path: Path) -> None:
+def test_failed_checks_are_run_again_after_a_pause(rig: Rig, tmp_path: Path) -> None:
     check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
-    agent = stage.run("--standalone", f"--health_check={check}", "--health_retry=0.1", "--no_python", "true")
+    agent = rig.run("--standalone", f"--health_check={check}", "--health_retry=0.1", "--no_python", "true")
     agent.wait_for("its checks run again in 0.1 s", count=2)
     (tmp_path / "mended").touch()
     assert agent.exit_code() == 0, agent.output
@@ -191,13 +189,13 @@ def test_failed_checks_are_run_again_after_a_pause(stage: Stage, tmp_path: Path)
 
 
 def test_a_job_that_ends_while_a_node_checks_itself_is_not_run_again_by_it(
-    stage: Stage, rendezvous: list[str], tmp_path: Path
+    rig: Rig, rendezvous: list[str], tmp_path: Path
 ) -> None:
     check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
     flags = ["--nnodes=1:2", *rendezvous, "--rdzv_conf=last_call_timeout=0.1"]
-    job = stage.run(*flags, WORKERS / "sleeper.py")
+    job = rig.run(*flags, WORKERS / "sleeper.py")
     job.wait_for_report("started")
-    sick = stage.run(*flags, f"--health_check={check}", "--health_retry=3600", WORKERS / "sleeper.py")
+    sick = rig.run(*flags, f"--health_check={check}", "--health_retry=3600", WORKERS / "sleeper.py")
     sick.wait_for("its checks run again in 3600 s")
     job.kill_worker(0)
     assert job.exit_code() == ExitCode.JOB_FAILED, job.output
@@ -205,10 +203,10 @@ def test_a_job_that_ends_while_a_node_checks_itself_is_not_run_again_by_it(
     assert "this node started no worker: the run has ended before this node had joined it" in sick.output
 
 
-def test_an_ordinary_restart_runs_no_check(stage: Stage, tmp_path: Path) -> None:
+def test_an_ordinary_restart_runs_no_check(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "mended").touch()
     check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
-    agent = stage.run("--standalone", "--max_restarts=1", f"--health_check={check}", WORKERS / "sleeper.py")
+    agent = rig.run("--standalone", "--max_restarts=1", f"--health_check={check}", WORKERS / "sleeper.py")
     agent.wait_for_report("started")
     agent.kill_worker(0)
     agent.wait_for("round 2: ")
@@ -218,7 +216,7 @@ def test_an_ordinary_restart_runs_no_check(stage: Stage, tmp_path: Path) -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 @pytest.mark.parametrize("mended", [True, False])
-def test_a_host_in_quarantine_enters_again_through_its_checks(stage: Stage, tmp_path: Path, mended: bool) -> None:
+def test_a_host_in_quarantine_enters_again_through_its_checks(rig: Rig, tmp_path: Path, mended: bool) -> None:
     (tmp_path / "mended").touch()
     check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
     job = [WORKERS / "barrier.py", "--deaf", "--until", tmp_path / "done"]
@@ -229,7 +227,7 @@ def test_a_host_in_quarantine_enters_again_through_its_checks(stage: Stage, tmp_
             host.command(sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job]))
             for host, more in ((one, []), (two, [f"--health_check={check}"]))
         ]
-        healthy, suspected = (stage.start(command) for command in commands)
+        healthy, suspected = (rig.start(command) for command in commands)
         for agent in (healthy, suspected):
             agent.wait_for_report("training", world_size=2)
         if not mended:
@@ -250,7 +248,7 @@ def test_a_host_in_quarantine_enters_again_through_its_checks(stage: Stage, tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-def test_a_node_that_is_preempted_while_it_is_checked_again_does_not_enter(stage: Stage, tmp_path: Path) -> None:
+def test_a_node_that_is_preempted_while_it_is_checked_again_does_not_enter(rig: Rig, tmp_path: Path) -> None:
     second = f"#!/bin/sh\n[ -e {tmp_path}/again ] || exit 0\ntouch {tmp_path}/began\nexec sleep 3600\n"
     check = script(tmp_path / "check", second)
     job = [WORKERS / "barrier.py", "--deaf", "--until", tmp_path / "done"]
@@ -261,7 +259,7 @@ def test_a_node_that_is_preempted_while_it_is_checked_again_does_not_enter(stage
             host.command(sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job]))
             for host, more in ((one, []), (two, [f"--health_check={check}"]))
         ]
-        healthy, suspected = (stage.start(command) for command in commands)
+        healthy, suspected = (rig.start(command) for command in commands)
         for agent in (healthy, suspected):
             agent.wait_for_report("training", world_size=2)
         (tmp_path / "again").touch()
@@ -293,15 +291,13 @@ sys.exit(main())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-def test_a_node_that_is_preempted_as_it_leaves_for_its_checks_does_not_enter_again(
-    stage: Stage, tmp_path: Path
-) -> None:
+def test_a_node_that_is_preempted_as_it_leaves_for_its_checks_does_not_enter_again(rig: Rig, tmp_path: Path) -> None:
     job = [WORKERS / "barrier.py", "--deaf", "--until", tmp_path / "done"]
     flags = ["--nnodes=1:2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", "--max_restarts=3"]
     flags += ["--failure_policy=quarantine=1/1h:1h", "--rdzv_conf=last_call_timeout=30,lost_after=120"]
     with hosts(2) as (one, two):
         healthy, suspected = (
-            stage.start(host.command(sys.executable, *code, "run", *map(str, [*flags, *more, *job])))
+            rig.start(host.command(sys.executable, *code, "run", *map(str, [*flags, *more, *job])))
             for host, code, more in (
                 (one, ["-m", "elastic_core"], []),
                 (two, ["-c", CLOSING], ["--health_check=true"]),
@@ -336,7 +332,7 @@ with cloud() as service:
 @pytest.mark.parametrize("asked", ["drain", "notice"])
 @pytest.mark.parametrize("when", ["leaving", "checked"])
 def test_a_node_that_is_asked_to_leave_while_it_is_checked_again_does_not_enter(
-    stage: Stage, tmp_path: Path, asked: str, when: str
+    rig: Rig, tmp_path: Path, asked: str, when: str
 ) -> None:
     """Before its checks have begun, or while they run."""
     second = f"#!/bin/sh\n[ -e {tmp_path}/again ] || exit 0\ntouch {tmp_path}/began\nexec sleep 3600\n"
@@ -362,7 +358,7 @@ def test_a_node_that_is_asked_to_leave_while_it_is_checked_again_does_not_enter(
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.stdout.readline().strip(),
         }
         agents = [
-            stage.start(
+            rig.start(
                 host.command(sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job])),
                 env=env | name,
             )
@@ -396,7 +392,7 @@ def test_a_node_that_is_asked_to_leave_while_it_is_checked_again_does_not_enter(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-def test_a_host_in_quarantine_that_the_job_needs_stays_in_it_unchecked(stage: Stage, tmp_path: Path) -> None:
+def test_a_host_in_quarantine_that_the_job_needs_stays_in_it_unchecked(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "mended").touch()
     check = script(tmp_path / "check", ONCE.format(folder=tmp_path))
     job = [WORKERS / "barrier.py", "--deaf", "--until", tmp_path / "done"]
@@ -407,7 +403,7 @@ def test_a_host_in_quarantine_that_the_job_needs_stays_in_it_unchecked(stage: St
             host.command(sys.executable, "-m", "elastic_core", "run", *map(str, [*flags, *more, *job]))
             for host, more in ((one, []), (two, [f"--health_check={check}"]))
         ]
-        healthy, suspected = (stage.start(command) for command in commands)
+        healthy, suspected = (rig.start(command) for command in commands)
         for agent in (healthy, suspected):
             agent.wait_for_report("training", world_size=2)
         (rank,) = suspected.workers()
@@ -419,20 +415,20 @@ def test_a_host_in_quarantine_that_the_job_needs_stays_in_it_unchecked(stage: St
     assert (tmp_path / "calls").read_text() == "called\n"
 
 
-def test_checks_run_before_a_foreign_handler_is_asked(stage: Stage, tmp_path: Path) -> None:
+def test_checks_run_before_a_foreign_handler_is_asked(rig: Rig, tmp_path: Path) -> None:
     check = script(tmp_path / "check", "#!/bin/sh\nexit 3\n")
     flags = ["--nnodes=1", "--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
-    agent = stage.run(*flags, f"--health_check={check}", "--no_python", "true")
+    agent = rig.run(*flags, f"--health_check={check}", "--no_python", "true")
     assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
-    healthy = stage.run(*flags, "--health_check=true", "--no_python", "true")
+    healthy = rig.run(*flags, "--health_check=true", "--no_python", "true")
     assert healthy.exit_code() == 0, healthy.output
     assert "this node is healthy: disk, memory, shm, true" in healthy.output
 
 
-def test_over_a_foreign_handler_failed_checks_are_run_again_for_its_join_timeout(stage: Stage) -> None:
+def test_over_a_foreign_handler_failed_checks_are_run_again_for_its_join_timeout(rig: Rig) -> None:
     flags = ["--nnodes=1", "--rdzv_backend=torch-c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
     flags += ["--rdzv_conf=join_timeout=1", "--health_check=false", "--health_retry=0.3"]
-    agent = stage.run(*flags, "--no_python", "true")
+    agent = rig.run(*flags, "--no_python", "true")
     assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
     assert "its checks run again in 0.3 s" in agent.output
     assert "because of the health check false, which ran again for 1 s at most." in agent.output
@@ -451,22 +447,22 @@ def test_over_a_foreign_handler_failed_checks_are_run_again_for_its_join_timeout
         ("--health_timeout=0", "--health_timeout '0' is not more than 0 seconds.", ""),
     ],
 )
-def test_a_wrong_flag_is_refused_before_anything_is_started(stage: Stage, flag: str, message: str, hint: str) -> None:
-    agent = stage.run("--standalone", flag, "--no_python", "true")
+def test_a_wrong_flag_is_refused_before_anything_is_started(rig: Rig, flag: str, message: str, hint: str) -> None:
+    agent = rig.run("--standalone", flag, "--no_python", "true")
     assert agent.exit_code() == ExitCode.USAGE, agent.output
     assert message in agent.output
     assert hint in agent.output
 
 
 @pytest.mark.parametrize("check", ["disk", "/opt/check --fast"])
-def test_checks_need_their_plugin(stage: Stage, check: str) -> None:
-    agent = stage.run("--standalone", "--no_plugin=health", f"--health_check={check}", "--no_python", "true")
+def test_checks_need_their_plugin(rig: Rig, check: str) -> None:
+    agent = rig.run("--standalone", "--no_plugin=health", f"--health_check={check}", "--no_python", "true")
     assert agent.exit_code() == ExitCode.USAGE, agent.output
     assert f"--health_check={check} needs the plugin 'health', which --no_plugin switches off." in agent.output
 
 
-def test_a_host_that_has_too_little_is_refused_by_the_checks_that_are_on(stage: Stage) -> None:
-    agent = stage.run("--standalone", "--health_check=memory=1000T,shm=1000T", "--no_python", "true")
+def test_a_host_that_has_too_little_is_refused_by_the_checks_that_are_on(rig: Rig) -> None:
+    agent = rig.run("--standalone", "--health_check=memory=1000T,shm=1000T", "--no_python", "true")
     assert agent.exit_code() == ExitCode.UNHEALTHY, agent.output
     assert "the health check 'memory' found " in agent.output
     assert "of memory available to this host, less than 1000.0 TiB." in agent.output
@@ -475,7 +471,7 @@ def test_a_host_that_has_too_little_is_refused_by_the_checks_that_are_on(stage: 
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["ledger", "foreign handler"])
 def test_workers_wait_for_gpu_memory_that_another_process_holds_and_it_is_named(
-    stage: Stage, tmp_path: Path, foreign: bool
+    rig: Rig, tmp_path: Path, foreign: bool
 ) -> None:
     """With an nvidia-smi that answers in its form: there is no GPU here."""
     (tmp_path / "bin").mkdir()
@@ -490,7 +486,7 @@ def test_workers_wait_for_gpu_memory_that_another_process_holds_and_it_is_named(
         "--max_restarts=1",
         "--shutdown_timeout=1",
     ]  # the other worker takes --failure_grace to stop
-    agent = stage.run(*flags, WORKERS / "stubborn.py", env={"PATH": path})
+    agent = rig.run(*flags, WORKERS / "stubborn.py", env={"PATH": path})
     try:
         agent.wait_for_report("started", count=2)
         (tmp_path / "apps").write_text(f"{gpu}, {holder.pid}, 78430, python\n")

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from stage import COLD, WARM, Stage
+from rig import COLD, WARM, Rig
 
 SHARES = """\
 import os, signal
@@ -46,10 +46,10 @@ subprocess.Popen(["sh", "-c", sys.argv[1]])
 
 
 @pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
-def test_shared_memory_of_a_killed_worker_is_gone_in_its_next_life(stage: Stage, start: dict[str, str]) -> None:
-    Path(stage.folder, "train.py").write_text(SHARES)
-    env = {**start, "SEGMENTS": f"elastic_{stage.mark}_"}
-    agent = stage.run("--nproc_per_node=2", "--max_restarts=3", "train.py", env=env)
+def test_shared_memory_of_a_killed_worker_is_gone_in_its_next_life(rig: Rig, start: dict[str, str]) -> None:
+    Path(rig.folder, "train.py").write_text(SHARES)
+    env = {**start, "SEGMENTS": f"elastic_{rig.mark}_"}
+    agent = rig.run("--nproc_per_node=2", "--max_restarts=3", "train.py", env=env)
     for number in (1, 2, 3):
         for rank in (0, 1):
             agent.wait_for(f"READY {rank} {number}")
@@ -59,24 +59,24 @@ def test_shared_memory_of_a_killed_worker_is_gone_in_its_next_life(stage: Stage,
 
 
 @pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
-def test_a_service_saves_after_a_failure(stage: Stage, start: dict[str, str]) -> None:
-    Path(stage.folder, "train.py").write_text(LOGS)
-    agent = stage.run("--max_restarts=1", "train.py", "records", env=start)
+def test_a_service_saves_after_a_failure(rig: Rig, start: dict[str, str]) -> None:
+    Path(rig.folder, "train.py").write_text(LOGS)
+    agent = rig.run("--max_restarts=1", "train.py", "records", env=start)
     assert agent.exit_code() == 0
-    assert Path(stage.folder, "records").read_text() == "the last records"
+    assert Path(rig.folder, "records").read_text() == "the last records"
 
 
 @pytest.mark.parametrize("start", [WARM, COLD], ids=["warm", "fresh"])
-def test_an_upload_ends_after_the_script(stage: Stage, start: dict[str, str]) -> None:
-    Path(stage.folder, "train.py").write_text(UPLOADS)
-    agent = stage.run("train.py", "sleep 0.5; echo sent > state", env=start)
+def test_an_upload_ends_after_the_script(rig: Rig, start: dict[str, str]) -> None:
+    Path(rig.folder, "train.py").write_text(UPLOADS)
+    agent = rig.run("train.py", "sleep 0.5; echo sent > state", env=start)
     assert agent.exit_code() == 0
-    assert Path(stage.folder, "state").read_text() == "sent\n"
+    assert Path(rig.folder, "state").read_text() == "sent\n"
     assert "SIGKILL" not in agent.output
 
 
-def test_a_process_that_is_killed_after_a_success_is_named(stage: Stage) -> None:
-    Path(stage.folder, "train.py").write_text(UPLOADS)
-    agent = stage.run("--shutdown_timeout=0.5", "train.py", "trap '' TERM; while :; do sleep 1000; done", env=WARM)
+def test_a_process_that_is_killed_after_a_success_is_named(rig: Rig) -> None:
+    Path(rig.folder, "train.py").write_text(UPLOADS)
+    agent = rig.run("--shutdown_timeout=0.5", "train.py", "trap '' TERM; while :; do sleep 1000; done", env=WARM)
     assert agent.exit_code() == 0
     agent.wait_for(r"sent SIGKILL to \d+ \((sh|sleep)\), \d+ \((sh|sleep)\), which the workers had started")

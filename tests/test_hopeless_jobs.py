@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from stage import Agent, Stage, over
+from rig import Agent, Rig, over
 
 from elastic_core.exit_codes import ExitCode
 
 MANY = "--max_restarts=1000"
-DEFAULT_RESTARTS = {"PET_MAX_RESTARTS": ""}  # as a user has it; the stage sets 0
+DEFAULT_RESTARTS = {"PET_MAX_RESTARTS": ""}  # as a user has it; the rig sets 0
 COMMON = """
 import os, pathlib, signal, sys, time
 
@@ -110,15 +110,15 @@ signal.pause()
 """A rank exits with 1 and says nothing, now this one, now that."""
 
 
-def run(stage: Stage, script: str, *flags: str, nodes: int = 1, default: bool = False) -> list[Agent]:
+def run(rig: Rig, script: str, *flags: str, nodes: int = 1, default: bool = False) -> list[Agent]:
     """Start the agents of a job, which share a host."""
-    train, kept = stage.folder / "train.py", stage.folder / "kept"
+    train, kept = rig.folder / "train.py", rig.folder / "kept"
     train.write_text(COMMON + script)
     kept.mkdir()
-    place = ["--standalone"] if nodes == 1 else [*over("file", stage.folder), f"--nnodes={nodes}"]
+    place = ["--standalone"] if nodes == 1 else [*over("file", rig.folder), f"--nnodes={nodes}"]
     env = DEFAULT_RESTARTS if default else {}
     given = [*place, *([] if default else [MANY]), *flags, train, kept]
-    return [stage.run(*given, env=env) for _ in range(nodes)]
+    return [rig.run(*given, env=env) for _ in range(nodes)]
 
 
 def lives(agents: list[Agent]) -> int:
@@ -142,18 +142,18 @@ def check_succeeds(agents: list[Agent], count: int) -> None:
 # Healthy --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_trains_an_epoch_in_each_life_goes_on_though_its_bar_begins_at_0(stage: Stage) -> None:
+def test_a_job_that_trains_an_epoch_in_each_life_goes_on_though_its_bar_begins_at_0(rig: Rig) -> None:
     """It fails with the same exception at the same place each time, and its checkpoints are its own."""
-    check_succeeds(run(stage, EPOCHS), 7)
+    check_succeeds(run(rig, EPOCHS), 7)
 
 
-def test_one_bad_hour_in_a_week_ends_nothing(stage: Stage) -> None:
+def test_one_bad_hour_in_a_week_ends_nothing(rig: Rig) -> None:
     pattern = r"--checkpoint_pattern=saved (?P<path>\S+)"
-    check_succeeds(run(stage, BAD_HOUR, "--nproc_per_node=2", pattern), 7)
+    check_succeeds(run(rig, BAD_HOUR, "--nproc_per_node=2", pattern), 7)
 
 
-def test_steps_count_though_the_rank_that_fails_is_not_on_the_node_that_prints_them(stage: Stage) -> None:
-    agents = run(stage, FAR_RANK, "--failure_policy=budget=2/50steps", nodes=2)
+def test_steps_count_though_the_rank_that_fails_is_not_on_the_node_that_prints_them(rig: Rig) -> None:
+    agents = run(rig, FAR_RANK, "--failure_policy=budget=2/50steps", nodes=2)
     check_succeeds(agents, 7)
     told = [line for agent in agents for line in agent.lines if "restart 1 of budget=2/50steps" in line]
     assert len(told) >= 6, "each new 50 steps give a restart back"
@@ -170,21 +170,17 @@ def test_steps_count_though_the_rank_that_fails_is_not_on_the_node_that_prints_t
     ],
     ids=["a limit was given", "no limit was given"],
 )
-def test_uneven_batches_end_the_job_and_no_scheduler_repeats_it(
-    stage: Stage, default: bool, count: int, why: str
-) -> None:
-    check_ends(run(stage, UNEVEN, nodes=2, default=default), count, why)
+def test_uneven_batches_end_the_job_and_no_scheduler_repeats_it(rig: Rig, default: bool, count: int, why: str) -> None:
+    check_ends(run(rig, UNEVEN, nodes=2, default=default), count, why)
 
 
 @pytest.mark.parametrize(("default", "count"), [(False, 5), (True, 3)], ids=["a limit was given", "no limit was given"])
-def test_an_exception_of_all_ranks_ends_the_job_whichever_was_the_first(
-    stage: Stage, default: bool, count: int
-) -> None:
-    agents = run(stage, ALL_FAIL, "--nproc_per_node=2", nodes=2, default=default)
+def test_an_exception_of_all_ranks_ends_the_job_whichever_was_the_first(rig: Rig, default: bool, count: int) -> None:
+    agents = run(rig, ALL_FAIL, "--nproc_per_node=2", nodes=2, default=default)
     check_ends(agents, count, "the same KeyError at train.py:22 in <module> in ")
 
 
-def test_exits_without_a_word_end_the_job(stage: Stage) -> None:
-    agents = run(stage, SILENT, "--nproc_per_node=2")
+def test_exits_without_a_word_end_the_job(rig: Rig) -> None:
+    agents = run(rig, SILENT, "--nproc_per_node=2")
     why = "a worker exited with code 1 at train.py:19 in <module> in 5 rounds in a row, and no step or checkpoint"
     check_ends(agents, 5, f"{why} (no_progress=5)")

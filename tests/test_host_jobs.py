@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from redis_servers import redis_server
-from stage import WORKERS, Agent, Stage, free_port, over
+from rig import WORKERS, Agent, Rig, free_port, over
 from wardens import wait_until
 
 from elastic_operate.host_jobs import host_jobs
@@ -29,8 +29,8 @@ STRANGER = 54321
 class Shell:
     """Another shell of the user who has started the agents."""
 
-    def __init__(self, stage: Stage, runtime: Path, **variables: str) -> None:
-        self.stage, self.runtime = stage, runtime
+    def __init__(self, rig: Rig, runtime: Path, **variables: str) -> None:
+        self.rig, self.runtime = rig, runtime
         self.variables = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(runtime), **variables}
 
     @property
@@ -41,13 +41,13 @@ class Shell:
 
     def run(self, *arguments: object) -> Agent:
         """Start an agent."""
-        return self.stage.run(*arguments, env=self.variables)
+        return self.rig.run(*arguments, env=self.variables)
 
     def elastic(self, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
         """Run another command of ``elastic``."""
         command, environment = (
             [sys.executable, "-m", "elastic_core", *arguments],
-            self.stage.environment(self.variables),
+            self.rig.environment(self.variables),
         )
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60, **more)
 
@@ -68,11 +68,11 @@ class Shell:
 
 
 @pytest.fixture
-def shell(stage: Stage, tmp_path: Path) -> Shell:
+def shell(rig: Rig, tmp_path: Path) -> Shell:
     """The runtime directory is the test's own."""
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
-    return Shell(stage, runtime)
+    return Shell(rig, runtime)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def no_torch(shell: Shell, tmp_path: Path) -> Shell:
     blocked = tmp_path / "blocked"
     blocked.mkdir()
     (blocked / "torch.py").write_text("raise ImportError('no torch here')")
-    return Shell(shell.stage, shell.runtime, PYTHONPATH=str(blocked))
+    return Shell(shell.rig, shell.runtime, PYTHONPATH=str(blocked))
 
 
 def test_a_standalone_job_is_shown_without_a_flag(shell: Shell, no_torch: Shell) -> None:
@@ -183,7 +183,7 @@ def test_the_agent_that_is_drained_answers_until_the_request_is_taken_back(shell
 def test_a_command_needs_no_job_token_where_an_agent_answers(shell: Shell, tmp_path: Path) -> None:
     token = "0123456789abcdef" * 2
     rendezvous = over("file", tmp_path / "store")
-    sealed = Shell(shell.stage, shell.runtime, ELASTIC_JOB_TOKEN=token)
+    sealed = Shell(shell.rig, shell.runtime, ELASTIC_JOB_TOKEN=token)
     agent = sealed.run("--nnodes=1:2", "--nproc_per_node=1", *rendezvous, SLEEPER)
     shell.wait_for_jobs({agent.pid})
     assert shell.elastic("status").stdout.startswith("job 'job' is running")
@@ -253,7 +253,7 @@ def test_an_agent_that_is_stopped_does_not_stop_the_command(shell: Shell, tmp_pa
 def test_a_job_is_watched_until_its_agent_ends(shell: Shell) -> None:
     agent = shell.run(*STANDALONE, SLEEPER)
     shell.wait_for_jobs({agent.pid})
-    watching = shell.stage.start([sys.executable, "-m", "elastic_core", "status", "--watch"], env=shell.variables)
+    watching = shell.rig.start([sys.executable, "-m", "elastic_core", "status", "--watch"], env=shell.variables)
     watching.wait_for("is running")
     agent.signal(signal.SIGTERM)
     agent.exit_code()
@@ -261,18 +261,18 @@ def test_a_job_is_watched_until_its_agent_ends(shell: Shell) -> None:
     assert watching.exit_code() == 0, watching.output
 
 
-def test_a_name_that_is_longer_than_a_socket_may_have_is_no_obstacle(stage: Stage, tmp_path: Path) -> None:
+def test_a_name_that_is_longer_than_a_socket_may_have_is_no_obstacle(rig: Rig, tmp_path: Path) -> None:
     runtime = tmp_path / ("r" * 120)
     runtime.mkdir(mode=0o700)
-    shell = Shell(stage, runtime)
+    shell = Shell(rig, runtime)
     agent = shell.run(*STANDALONE, SLEEPER)
     shell.wait_for_jobs({agent.pid})
     assert shell.elastic("status").stdout.startswith("job ")
     assert len(shell.files) == 2
 
 
-def test_without_a_directory_that_can_be_used_the_job_runs_and_a_debug_line_says_so(stage: Stage) -> None:
-    shell = Shell(stage, Path("/proc"), TMPDIR="/proc")
+def test_without_a_directory_that_can_be_used_the_job_runs_and_a_debug_line_says_so(rig: Rig) -> None:
+    shell = Shell(rig, Path("/proc"), TMPDIR="/proc")
     agent = shell.run(*STANDALONE, "--verbose", SLEEPER)
     agent.wait_for_report("started", count=2)
     agent.wait_for("whose file cannot be kept: /proc/elastic")
@@ -297,10 +297,10 @@ raise SystemExit(status.status(job=None, watch=False, as_json=True, rdzv_backend
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
-def test_the_job_of_another_user_is_neither_shown_nor_read(stage: Stage, tmp_path: Path) -> None:
+def test_the_job_of_another_user_is_neither_shown_nor_read(rig: Rig, tmp_path: Path) -> None:
     """They share the directory for temporary files, and the one who looks even knows the other's directory."""
     tmp_path.chmod(0o777)
-    shell = Shell(stage, tmp_path / "none", TMPDIR=str(tmp_path))
+    shell = Shell(rig, tmp_path / "none", TMPDIR=str(tmp_path))
     agent = shell.run(*STANDALONE, SLEEPER)
     shell.wait_for_jobs({agent.pid})
     own = tmp_path / f"elastic-{os.getuid()}"
@@ -309,7 +309,7 @@ def test_the_job_of_another_user_is_neither_shown_nor_read(stage: Stage, tmp_pat
     shutil.copytree(own, theirs, ignore=shutil.ignore_patterns("*.sock"))
     for path in (theirs, *theirs.iterdir()):
         path.chmod(0o755)
-    environment, command = stage.environment(shell.variables), [sys.executable, "-c", AS_STRANGER]
+    environment, command = rig.environment(shell.variables), [sys.executable, "-c", AS_STRANGER]
     asked = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
     assert (asked.returncode, asked.stdout) == (0, "[]\n"), asked.stderr
     os.rename(theirs, tmp_path / "copied")

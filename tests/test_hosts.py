@@ -12,7 +12,7 @@ import pytest
 from hosts import Host, hosts
 from live_rounds import live_spans, lives, two_alive
 from redis_servers import Daemon, running
-from stage import WARM, WORKERS, Agent, Stage, still_there
+from rig import WARM, WORKERS, Agent, Rig, still_there
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -23,32 +23,30 @@ def three() -> Iterator[list[Host]]:
         yield found
 
 
-def run(stage: Stage, host: Host, *arguments: object) -> Agent:
+def run(rig: Rig, host: Host, *arguments: object) -> Agent:
     """``elastic run`` on that host."""
-    return stage.start(host.command(sys.executable, "-m", "elastic_core", "run", *map(str, arguments)))
+    return rig.start(host.command(sys.executable, "-m", "elastic_core", "run", *map(str, arguments)))
 
 
 @pytest.mark.variant
 @pytest.mark.parametrize("family", [pytest.param("ipv4", marks=pytest.mark.variant), "ipv6"])
-def test_workers_on_three_hosts_meet_where_rank_0_is(
-    stage: Stage, three: list[Host], tmp_path: Path, family: str
-) -> None:
+def test_workers_on_three_hosts_meet_where_rank_0_is(rig: Rig, three: list[Host], tmp_path: Path, family: str) -> None:
     endpoint = three[0].ipv4 if family == "ipv4" else f"[{three[0].ipv6}]"
     job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
     flags = ["--nnodes=3", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", *job]
-    agents = [run(stage, host, *flags) for host in three]
+    agents = [run(rig, host, *flags) for host in three]
     for agent in agents:
         agent.wait_for_report("training", world_size=3)
     (tmp_path / "done").touch()
     assert [agent.exit_code() for agent in agents] == [0, 0, 0]
 
 
-def test_when_rank_0s_host_is_lost_the_others_meet_elsewhere(stage: Stage, three: list[Host], tmp_path: Path) -> None:
+def test_when_rank_0s_host_is_lost_the_others_meet_elsewhere(rig: Rig, three: list[Host], tmp_path: Path) -> None:
     job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
     flags = ["--nnodes=2:3", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}", *job]
-    first = run(stage, three[0], *flags)
+    first = run(rig, three[0], *flags)
     first.wait_for("joining job")
-    others = [run(stage, host, *flags) for host in three[1:]]
+    others = [run(rig, host, *flags) for host in three[1:]]
     for agent in (first, *others):
         agent.wait_for_report("training", world_size=3)
     first.kill_node()
@@ -58,11 +56,11 @@ def test_when_rank_0s_host_is_lost_the_others_meet_elsewhere(stage: Stage, three
     assert [agent.exit_code() for agent in others] == [0, 0]
 
 
-def test_a_host_whose_cable_is_pulled_is_left_out(stage: Stage, three: list[Host], tmp_path: Path) -> None:
+def test_a_host_whose_cable_is_pulled_is_left_out(rig: Rig, three: list[Host], tmp_path: Path) -> None:
     job = [WORKERS / "barrier.py", "--until", tmp_path / "done"]
     flags = ["--nnodes=2:3", "--rdzv_backend=c10d", f"--rdzv_endpoint={three[0].ipv4}", *job]
     flags.insert(0, "--rdzv_conf=read_timeout=5")
-    agents = [run(stage, host, *flags) for host in three]
+    agents = [run(rig, host, *flags) for host in three]
     for agent in agents:
         agent.wait_for_report("training", world_size=3)
     three[2].cut_off()
@@ -73,13 +71,13 @@ def test_a_host_whose_cable_is_pulled_is_left_out(stage: Stage, three: list[Host
     agents[2].kill_node()
 
 
-def test_a_host_that_its_peers_cannot_reach_is_left_out(stage: Stage, three: list[Host], tmp_path: Path) -> None:
+def test_a_host_that_its_peers_cannot_reach_is_left_out(rig: Rig, three: list[Host], tmp_path: Path) -> None:
     """It reaches the store, and heartbeats; only its peers are out of its reach (rule L5)."""
     for peer in three[:2]:
         three[2].shut_out(peer)
     job = [WORKERS / "barrier.py", "--until", tmp_path / "done", "--patience=3"]
     flags = ["--nnodes=2:3", "--max_restarts=1", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path}"]
-    agents = [run(stage, host, "--rdzv_conf=last_call_timeout=30", *flags, *job) for host in three]
+    agents = [run(rig, host, "--rdzv_conf=last_call_timeout=30", *flags, *job) for host in three]
     for agent in agents[:2]:
         agent.wait_for("2 worker.s. on 2 node.s. .*cannot (be )?reach")
         agent.wait_for_report("training", world_size=2)
@@ -133,14 +131,14 @@ def one_after_the_other(folder: Path, least: int) -> bool:
     ],
 )
 def test_a_host_that_is_cut_off_is_left_out_stops_when_it_learns_that_and_comes_back(
-    stage: Stage, tmp_path: Path, member: int, cut: Callable[[Host, Host], None], heal: Callable[[Host, Host], None]
+    rig: Rig, tmp_path: Path, member: int, cut: Callable[[Host, Host], None], heal: Callable[[Host, Host], None]
 ) -> None:
     """The first host has rank 0 and the leader. Each could train alone, and none of the workers ends by itself."""
     with three_and_a_store(tmp_path) as (three, place, store):
         job = ["--nnodes=1:3", BRISK, *store, *training(tmp_path, "--deaf")]
-        agents = [run(stage, three[0], *job)]
+        agents = [run(rig, three[0], *job)]
         agents[0].wait_for("joining job")
-        agents += [run(stage, host, *job) for host in three[1:]]
+        agents += [run(rig, host, *job) for host in three[1:]]
         for agent in agents:
             agent.wait_for_report("training", world_size=3)
         lone = agents[member]
@@ -160,15 +158,15 @@ def test_a_host_that_is_cut_off_is_left_out_stops_when_it_learns_that_and_comes_
 
 @pytest.mark.variant
 def test_a_spare_host_waits_until_those_that_train_out_of_the_stores_sight_have_stopped(
-    stage: Stage, tmp_path: Path
+    rig: Rig, tmp_path: Path
 ) -> None:
     """The members are cut off the store, not each other: only the fence keeps the third from training beside them."""
     with three_and_a_store(tmp_path) as (three, place, store):
         job = ["--nnodes=1:2", f"{BRISK},fence_after=15", *store, *training(tmp_path, "--deaf")]
-        members = [run(stage, host, *job) for host in three[:2]]
+        members = [run(rig, host, *job) for host in three[:2]]
         for agent in members:
             agent.wait_for_report("training", world_size=2)
-        spare = run(stage, three[2], *job)
+        spare = run(rig, three[2], *job)
         spare.wait_for("the job has all 2 node.s. that it takes")
         for host in three[:2]:
             host.shut_out(place)
@@ -188,14 +186,14 @@ def test_a_spare_host_waits_until_those_that_train_out_of_the_stores_sight_have_
 
 @pytest.mark.parametrize("member", [2, pytest.param(0, marks=pytest.mark.variant)])
 def test_a_host_that_its_peers_lose_sight_of_is_left_out_until_it_is_needed(
-    stage: Stage, tmp_path: Path, member: int
+    rig: Rig, tmp_path: Path, member: int
 ) -> None:
     """All see the store at all times. The host stays out while the others are enough, also when it is healed (L5)."""
     with three_and_a_store(tmp_path) as (three, _, store):
         job = ["--nnodes=2:3", "--max_restarts=1", BRISK, *store, *training(tmp_path, "--stall=3", "--patience=6")]
-        agents = [run(stage, three[0], *job)]
+        agents = [run(rig, three[0], *job)]
         agents[0].wait_for("joining job")
-        agents += [run(stage, host, *job) for host in three[1:]]
+        agents += [run(rig, host, *job) for host in three[1:]]
         for agent in agents:
             agent.wait_for_report("training", world_size=3)
         lone, (first, second) = agents[member], [agent for agent in agents if agent is not agents[member]]
@@ -221,7 +219,7 @@ def test_a_host_that_its_peers_lose_sight_of_is_left_out_until_it_is_needed(
 
 
 @pytest.mark.parametrize("case", ["no default route", "a name of loopback"])
-def test_workers_meet_by_the_addresses_of_their_agents(stage: Stage, tmp_path: Path, case: str) -> None:
+def test_workers_meet_by_the_addresses_of_their_agents(rig: Rig, tmp_path: Path, case: str) -> None:
     """Over gloo, which would look up the name of the host: on Debian that is 127.0.1.1, or it does not resolve."""
     with hosts(2, default_route=case != "no default route") as two:
         text = f"127.0.0.1 localhost\n{'127.0.1.1 ' + os.uname().nodename if case != 'no default route' else ''}\n"
@@ -231,9 +229,7 @@ def test_workers_meet_by_the_addresses_of_their_agents(stage: Stage, tmp_path: P
         job = [f"--rdzv_endpoint={tmp_path}", WORKERS / "allreduce.py", "--until", tmp_path / "done"]
         env = {**WARM, "PET_PRELOAD": "torch"}
         agents = [
-            stage.start(
-                ["unshare", "--mount", "sh", "-c", mount, "sh", *host.command(*program, *map(str, job))], env=env
-            )
+            rig.start(["unshare", "--mount", "sh", "-c", mount, "sh", *host.command(*program, *map(str, job))], env=env)
             for host in two
         ]
         for agent in agents:
@@ -243,11 +239,11 @@ def test_workers_meet_by_the_addresses_of_their_agents(stage: Stage, tmp_path: P
         assert not any("starts fresh" in agent.output for agent in agents)
 
 
-def test_hosts_that_both_call_themselves_127_0_0_1_do_not_train_past_each_other(stage: Stage, tmp_path: Path) -> None:
+def test_hosts_that_both_call_themselves_127_0_0_1_do_not_train_past_each_other(rig: Rig, tmp_path: Path) -> None:
     with hosts(2) as two:
         flags = ["--nnodes=2", "--local_addr=127.0.0.1", "--rdzv_conf=join_timeout=5", "--rdzv_backend=file"]
         job = [f"--rdzv_endpoint={tmp_path}", WORKERS / "barrier.py", "--until", tmp_path / "done"]
-        agents = [run(stage, host, *flags, *job) for host in two]
+        agents = [run(rig, host, *flags, *job) for host in two]
         for agent in agents:
             assert agent.exit_code() == 75, agent.output
             assert not agent.workers()
@@ -255,7 +251,7 @@ def test_hosts_that_both_call_themselves_127_0_0_1_do_not_train_past_each_other(
 
 
 @pytest.mark.parametrize("cut", ["its link is down", "only the store is away"])
-def test_two_workers_of_rank_0_do_not_run_beside_each_other_for_minutes(stage: Stage, tmp_path: Path, cut: str) -> None:
+def test_two_workers_of_rank_0_do_not_run_beside_each_other_for_minutes(rig: Rig, tmp_path: Path, cut: str) -> None:
     """The workers use no collective, as while rank 0 saves, so that nothing else shows that they are cut off."""
     script = tmp_path / "alone.py"
     script.write_text(
@@ -266,9 +262,9 @@ def test_two_workers_of_rank_0_do_not_run_beside_each_other_for_minutes(stage: S
     with three_and_a_store(tmp_path) as (hosts_, place, meet):
         conf = "--rdzv_conf=beat_interval=0.5,lost_after=1"
         flags = ["--nnodes=1:2", "--no_warm_start", conf, *meet, script]
-        first = run(stage, hosts_[0], *flags)
+        first = run(rig, hosts_[0], *flags)
         first.wait_for("rank 0 of 1")
-        second = run(stage, hosts_[1], *flags)
+        second = run(rig, hosts_[1], *flags)
         first.wait_for("rank 0 of 2")
         second.wait_for("rank 1 of 2")
         worker = first.workers()[0]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, command_line, free_port, variable
+from rig import WORKERS, Agent, Rig, command_line, free_port, variable
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.entry_points import Catalogue
@@ -73,23 +73,23 @@ def forged_after(newest: Entry, port: int) -> Entry:
     return replace(newest, index=newest.index + 1, id="forged", prev=newest.id, anchors=anchors, body=body)
 
 
-def start(stage: Stage, backend: str, endpoint: str, token: str | None, *arguments: object) -> Agent:
+def start(rig: Rig, backend: str, endpoint: str, token: str | None, *arguments: object) -> Agent:
     """A node of the job, with a token or without."""
     env = {} if token is None else {TOKEN_VARIABLE: token}
     flags = [f"--rdzv_backend={backend}", f"--rdzv_endpoint={endpoint}", "--rdzv_id=job", "--nnodes=1:2"]
-    return stage.run(*flags, *arguments, env=env)
+    return rig.run(*flags, *arguments, env=env)
 
 
 @pytest.mark.everyday("file", "c10d-with another token")
 @pytest.mark.parametrize("token", [None, OTHER], ids=["without a token", "with another token"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_stranger_who_writes_the_leaders_next_round_is_refused_and_named(
-    stage: Stage, tmp_path: Path, backend: str, token: str | None
+    rig: Rig, tmp_path: Path, backend: str, token: str | None
 ) -> None:
     with meeting_point(backend, tmp_path) as endpoint, socket.create_server(("127.0.0.1", 0)) as trap:
         trap.setblocking(False)
         job = [WORKERS / "barrier.py", "--tell=0.2", f"--until={tmp_path / 'done'}"]
-        agents = [start(stage, backend, endpoint, TOKEN, "--rdzv_conf=last_call_timeout=30", *job) for _ in range(2)]
+        agents = [start(rig, backend, endpoint, TOKEN, "--rdzv_conf=last_call_timeout=30", *job) for _ in range(2)]
         for agent in agents:
             agent.wait_for_report("step", world_size=2)
         workers = [agent.workers() for agent in agents]
@@ -120,13 +120,13 @@ def test_a_stranger_who_writes_the_leaders_next_round_is_refused_and_named(
 )
 @pytest.mark.parametrize("backend", ["file", "c10d"])
 def test_a_node_with_another_token_or_none_is_refused_at_once(
-    stage: Stage, tmp_path: Path, backend: str, ours: str | None, theirs: str | None, words: str
+    rig: Rig, tmp_path: Path, backend: str, ours: str | None, theirs: str | None, words: str
 ) -> None:
     with meeting_point(backend, tmp_path) as endpoint:
         job = [WORKERS / "barrier.py", "--tell=0.2", f"--until={tmp_path / 'done'}"]
-        agent = start(stage, backend, endpoint, ours, "--rdzv_conf=last_call_timeout=0", *job)
+        agent = start(rig, backend, endpoint, ours, "--rdzv_conf=last_call_timeout=0", *job)
         agent.wait_for_report("step", world_size=1)
-        late = start(stage, backend, endpoint, theirs, *job)
+        late = start(rig, backend, endpoint, theirs, *job)
         assert late.exit_code() == ExitCode.REFUSED, late.output
         late.wait_for(f"(E|An e)ntry .*{words}")
         late.wait_for("same ELASTIC_JOB_TOKEN")
@@ -135,19 +135,19 @@ def test_a_node_with_another_token_or_none_is_refused_at_once(
         assert [report["world_size"] for report in agent.reports("training")] == [1], "nobody disturbed it"
 
 
-def test_a_token_is_shown_nowhere(stage: Stage, tmp_path: Path) -> None:
+def test_a_token_is_shown_nowhere(rig: Rig, tmp_path: Path) -> None:
     job = [WORKERS / "barrier.py", f"--until={tmp_path / 'done'}"]
     logs = ["--log_dir", tmp_path / "logs", "--redirects=3", "--verbose", "--event_log_handler=console"]
     file = tmp_path / "token"
     file.touch(mode=0o600)
     file.write_text(TOKEN)
     agents = [
-        start(stage, "file", str(tmp_path / "job"), TOKEN, *logs, *job),
-        start(stage, "file", str(tmp_path / "job"), None, f"--rdzv_conf=token_file={file}", *logs, *job),
+        start(rig, "file", str(tmp_path / "job"), TOKEN, *logs, *job),
+        start(rig, "file", str(tmp_path / "job"), None, f"--rdzv_conf=token_file={file}", *logs, *job),
     ]
     for agent in agents:
         agent.wait_for("started")
-    commands = {pid: command_line(pid) for pid in stage.processes()}
+    commands = {pid: command_line(pid) for pid in rig.processes()}
     above = {commands[agent.pid] for agent in agents}  # a process that one has just forked still has its command
     below = [pid for pid, command in commands.items() if command not in above]
     assert below

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from stage import PATIENCE, WARM, WORKERS, Agent, Stage, over
+from rig import PATIENCE, WARM, WORKERS, Agent, Rig, over
 from wardens import wait_until
 
 KILLS = 7
@@ -36,16 +36,16 @@ def temporary(tmp_path: Path) -> Path:
 class Job:
     """Up to two nodes that train until the file ``done`` is there."""
 
-    def __init__(self, stage: Stage, temporary: Path, flags: list[str]) -> None:
+    def __init__(self, rig: Rig, temporary: Path, flags: list[str]) -> None:
         self.done = temporary.parent / "done"
-        self.stage = stage
+        self.rig = rig
         self.command = [*flags, *over("file", temporary.parent), WORKERS / "allreduce.py", "--until", self.done]
         self.env = {**WARM, "TMPDIR": str(temporary)}
         self.alive: list[Agent] = []
         self.story: list[str] = []
 
     def add(self) -> None:
-        self.alive.append(self.stage.run(*self.command, env=self.env))
+        self.alive.append(self.rig.run(*self.command, env=self.env))
 
     def kill(self, kind: str, victim: Agent) -> None:
         """Kill one of that kind, if it is there at this moment."""
@@ -68,7 +68,7 @@ class Job:
         return len(rounds) == 1 and all(Path("/proc", str(report["pid"])).exists() for report in newest)
 
     def described(self) -> str:
-        return f"after {self.story}:\n" + "\n\n".join(agent.output for agent in self.stage.agents)
+        return f"after {self.story}:\n" + "\n\n".join(agent.output for agent in self.rig.agents)
 
 
 def files(folder: Path) -> list[str]:
@@ -77,21 +77,21 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_the_job_goes_on_whatever_is_killed_and_whenever(stage: Stage, temporary: Path, seed: int) -> None:
+def test_the_job_goes_on_whatever_is_killed_and_whenever(rig: Rig, temporary: Path, seed: int) -> None:
     lots = random.Random(seed)
     shared = set(os.listdir(SHARED_MEMORY))
-    job = Job(stage, temporary, ["--nnodes=1:2", f"--nproc_per_node={NPROC}", "--max_restarts=100", "-v"])
+    job = Job(rig, temporary, ["--nnodes=1:2", f"--nproc_per_node={NPROC}", "--max_restarts=100", "-v"])
     job.add()
     job.add()
     for _ in range(KILLS):
         if lots.random() < 0.5:  # or else while the job is still busy with what came before
-            assert stage.wait_until(job.whole), job.described()
+            assert rig.wait_until(job.whole), job.described()
         time.sleep(lots.uniform(0.0, 0.5))
         kind = lots.choice(["worker", "worker", "fork_server", "store", "agent"])
         job.kill(kind, lots.choice(job.alive))
         if kind == "agent":
             job.add()
-    assert stage.wait_until(job.whole), job.described()
+    assert rig.wait_until(job.whole), job.described()
     restarts = max(report["restart_count"] for agent in job.alive for report in agent.reports("training"))
     assert restarts <= job.story.count("worker"), job.described()
     job.done.touch()
@@ -100,7 +100,7 @@ def test_the_job_goes_on_whatever_is_killed_and_whenever(stage: Stage, temporary
     except AssertionError:  # of one that still runs, perhaps because of another
         pytest.fail(job.described())
     assert codes == [0, 0], job.described()
-    assert stage.close() == []
+    assert rig.close() == []
     assert files(temporary) == []
 
     def left() -> list[str]:
@@ -110,9 +110,9 @@ def test_the_job_goes_on_whatever_is_killed_and_whenever(stage: Stage, temporary
 
 
 @pytest.mark.timeout(600)
-def test_kills_beyond_the_budget_fail_the_job_and_leave_nothing(stage: Stage, temporary: Path, seed: int) -> None:
+def test_kills_beyond_the_budget_fail_the_job_and_leave_nothing(rig: Rig, temporary: Path, seed: int) -> None:
     lots = random.Random(seed)
-    job = Job(stage, temporary, [f"--nproc_per_node={NPROC}", "--max_restarts=2", "-v"])
+    job = Job(rig, temporary, [f"--nproc_per_node={NPROC}", "--max_restarts=2", "-v"])
     job.add()
     [agent] = job.alive
     deadline = time.monotonic() + PATIENCE
@@ -121,5 +121,5 @@ def test_kills_beyond_the_budget_fail_the_job_and_leave_nothing(stage: Stage, te
         job.kill(lots.choice(["worker", "worker", "fork_server", "store"]), agent)
     assert agent.exit_code() == 1, job.described()
     assert "SIGKILL" in agent.output
-    assert stage.close() == []
+    assert rig.close() == []
     assert files(temporary) == []

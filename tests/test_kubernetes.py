@@ -15,7 +15,7 @@ import pytest
 from hosts import hosts
 from PIL import Image
 from pods import PYTHON, Job, Pod, PodCluster, documents, job_of, job_of_jobset, jobset_of_trainjob, of_kind
-from stage import EXAMPLES, WARM, WORKERS, Stage
+from rig import EXAMPLES, WARM, WORKERS, Rig
 
 from elastic_core.exit_codes import ExitCode, signalled
 from elastic_kubernetes.command import read_jobs
@@ -39,7 +39,7 @@ def done(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(stage: Stage, tmp_path: Path, done: Path) -> Iterator[PodCluster]:
+def cluster(rig: Rig, tmp_path: Path, done: Path) -> Iterator[PodCluster]:
     """Machines for a store and some nodes; the image has a script that takes notices."""
     script = [str(WORKERS / "graceful.py"), "--until", str(done), "--state", str(tmp_path / "state")]
     image = {
@@ -49,7 +49,7 @@ def cluster(stage: Stage, tmp_path: Path, done: Path) -> Iterator[PodCluster]:
         "/data": [str(tmp_path)],
     }
     with hosts(7) as machines:
-        cluster = PodCluster(stage, machines, image)
+        cluster = PodCluster(rig, machines, image)
         try:
             yield cluster
         finally:
@@ -195,7 +195,7 @@ def test_the_elastic_job_of_the_documents_is_rendered_and_trains(sample: PodClus
     job.spec["template"]["spec"]["containers"][0]["env"] += [{"name": name, "value": on} for name, on in HERE.items()]
     first, second = start(sample, job)
     together = f"2 workers: {ARCHITECTURE} "
-    assert sample.stage.wait_until(lambda: together in first.agent.output + second.agent.output)
+    assert sample.rig.wait_until(lambda: together in first.agent.output + second.agent.output)
     second.kill()
     first.agent.wait_for(f"^1 workers: {ARCHITECTURE} ")
     replaced = sample.start(job, 1)

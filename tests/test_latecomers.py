@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from stage import WARM, Agent, Stage
+from rig import WARM, Agent, Rig
 
 from elastic_core.exit_codes import ExitCode
 
@@ -56,10 +56,10 @@ def runs(agent: Agent) -> Agent:
 @pytest.mark.everyday("c10d-0", "file-3")
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_node_of_a_run_that_ends_before_it_has_joined_reports_that_runs_verdict(
-    stage: Stage, rendezvous: list[str], script: Path, slow: dict[str, str], tmp_path: Path, code: int
+    rig: Rig, rendezvous: list[str], script: Path, slow: dict[str, str], tmp_path: Path, code: int
 ) -> None:
-    first = runs(stage.run("--nnodes=1:2", *rendezvous, script))
-    late = stage.run("--nnodes=1:2", *rendezvous, "--preload=slow", script, env=slow)
+    first = runs(rig.run("--nnodes=1:2", *rendezvous, script))
+    late = rig.run("--nnodes=1:2", *rendezvous, "--preload=slow", script, env=slow)
     late.wait_for(UNDER_WAY)
     (tmp_path / "end").write_text(str(code))
     assert first.exit_code() == min(code, 1), first.output
@@ -78,12 +78,12 @@ def meeting(rendezvous: list[str]) -> list[str]:
 @pytest.mark.everyday("c10d-1:2", "file-1")
 @pytest.mark.parametrize("nnodes", ["1", "1:2"])
 def test_another_script_under_the_same_job_id_is_refused_and_the_running_job_is_left_alone(
-    stage: Stage, meeting: list[str], script: Path, tmp_path: Path, nnodes: str
+    rig: Rig, meeting: list[str], script: Path, tmp_path: Path, nnodes: str
 ) -> None:
     other = tmp_path / "other.py"
     other.write_text("print('other ran', flush=True)\n")
-    first = runs(stage.run(f"--nnodes={nnodes}", *meeting, script))
-    stranger = stage.run(f"--nnodes={nnodes}", *meeting, other)
+    first = runs(rig.run(f"--nnodes={nnodes}", *meeting, script))
+    stranger = rig.run(f"--nnodes={nnodes}", *meeting, other)
     assert stranger.exit_code() == ExitCode.REFUSED, stranger.output
     assert "'other.py'" in stranger.output
     assert "'train.py'" in stranger.output
@@ -96,10 +96,10 @@ def test_another_script_under_the_same_job_id_is_refused_and_the_running_job_is_
 
 @pytest.mark.everyday("file")
 def test_the_same_script_for_one_node_is_refused_beside_a_job_that_nobody_has_named(
-    stage: Stage, meeting: list[str], script: Path, tmp_path: Path
+    rig: Rig, meeting: list[str], script: Path, tmp_path: Path
 ) -> None:
-    first = runs(stage.run("--nnodes=1", *meeting, script))
-    second = stage.run("--nnodes=1", *meeting, script)
+    first = runs(rig.run("--nnodes=1", *meeting, script))
+    second = rig.run("--nnodes=1", *meeting, script)
     assert second.exit_code() == ExitCode.REFUSED, second.output
     assert "is running at this endpoint" in second.output
     (tmp_path / "end").write_text("0")
@@ -108,10 +108,10 @@ def test_the_same_script_for_one_node_is_refused_beside_a_job_that_nobody_has_na
 
 
 def test_a_spare_of_a_named_job_says_that_it_is_one_and_that_it_started_nothing(
-    stage: Stage, rendezvous: list[str], script: Path, tmp_path: Path
+    rig: Rig, rendezvous: list[str], script: Path, tmp_path: Path
 ) -> None:
-    first = runs(stage.run("--nnodes=1", *rendezvous, script))
-    spare = stage.run("--nnodes=1", *rendezvous, script)
+    first = runs(rig.run("--nnodes=1", *rendezvous, script))
+    spare = rig.run("--nnodes=1", *rendezvous, script)
     spare.wait_for("this node is a spare")
     (tmp_path / "end").write_text("0")
     assert first.exit_code() == 0, first.output
@@ -121,15 +121,15 @@ def test_a_spare_of_a_named_job_says_that_it_is_one_and_that_it_started_nothing(
 
 
 def test_other_arguments_are_refused_without_a_job_id_and_told_of_with_one(
-    stage: Stage, file_rendezvous: list[str], script: Path, tmp_path: Path
+    rig: Rig, file_rendezvous: list[str], script: Path, tmp_path: Path
 ) -> None:
     meeting, named = file_rendezvous[:-1], file_rendezvous
-    first = runs(stage.run("--nnodes=1:2", *meeting, script, "--lr=1"))
-    other = stage.run("--nnodes=1:2", *meeting, script, "--lr=2")
+    first = runs(rig.run("--nnodes=1:2", *meeting, script, "--lr=1"))
+    other = rig.run("--nnodes=1:2", *meeting, script, "--lr=2")
     assert other.exit_code() == ExitCode.REFUSED, other.output
     assert "with different arguments" in other.output
-    second = runs(stage.run("--nnodes=1:2", *named, script, "--lr=1"))
-    third = runs(stage.run("--nnodes=1:2", *named, "--rdzv_conf=plan_timeout=200", script, "--lr=2"))
+    second = runs(rig.run("--nnodes=1:2", *named, script, "--lr=1"))
+    third = runs(rig.run("--nnodes=1:2", *named, "--rdzv_conf=plan_timeout=200", script, "--lr=2"))
     third.wait_for("'train.py' has other arguments here than on")
     third.wait_for("plan_timeout is 200 here, 300 there.*The run's values count")
     (tmp_path / "end").write_text("0")

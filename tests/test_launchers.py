@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import WARM, WORKERS, Stage
+from rig import WARM, WORKERS, Rig
 
 HERE = Path(sys.executable).parent
 TORCHTITAN = """#!/usr/bin/bash
@@ -40,10 +40,10 @@ FABRIC = f"{HERE}/fabric run --accelerator=cpu --devices=2 {WORKERS}/summing.py 
         pytest.param("bash run_train.sh", "torchrun → elastic run, started by bash", id="torchtitan"),
     ],
 )
-def test_a_launcher_of_others_recovers_a_killed_worker(stage: Stage, tmp_path: Path, command: str, said: str) -> None:
+def test_a_launcher_of_others_recovers_a_killed_worker(rig: Rig, tmp_path: Path, command: str, said: str) -> None:
     (tmp_path / "run_train.sh").write_text(TORCHTITAN % WORKERS)
     environment = {**WARM, "PET_MAX_RESTARTS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
-    agent = stage.start([sys.executable, "-m", "elastic_core", "exec", *command.split()], env=environment)
+    agent = rig.start([sys.executable, "-m", "elastic_core", "exec", *command.split()], env=environment)
     agent.wait_for("round 1: ")
     agent.wait_for('"met".*"life": 0, "total": 2.0, "ours": true')
     os.kill(agent.workers()[1], signal.SIGKILL)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, over
+from rig import WORKERS, Agent, Rig, over
 
 
 @pytest.fixture
@@ -27,16 +27,16 @@ def command(job: Path, tmp_path: Path) -> list[object]:
 
 
 @pytest.fixture
-def pair(stage: Stage, command: list[object]) -> list[Agent]:
+def pair(rig: Rig, command: list[object]) -> list[Agent]:
     """Two agents, in a round of both."""
-    return started(stage, command)
+    return started(rig, command)
 
 
-def started(stage: Stage, command: list[object]) -> list[Agent]:
+def started(rig: Rig, command: list[object]) -> list[Agent]:
     """Two agents in a round of both, in the order of their ranks."""
-    first = stage.run(*command)
+    first = rig.run(*command)
     first.wait_for_report("training", world_size=1)
-    agents = [first, stage.run(*command)]
+    agents = [first, rig.run(*command)]
     for agent in agents:
         agent.wait_for_report("training", world_size=2)
     return agents
@@ -92,7 +92,7 @@ def test_a_crash_at_the_very_moment_that_the_store_is_emptied_recovers(
 
 
 def test_a_store_that_is_put_back_to_an_older_copy_gets_its_last_entries_back(
-    stage: Stage, pair: list[Agent], job: Path, tmp_path: Path
+    rig: Rig, pair: list[Agent], job: Path, tmp_path: Path
 ) -> None:
     with frozen(pair):  # a file that an agent replaces during the copy is missing
         shutil.copytree(job, tmp_path / "copy")
@@ -100,7 +100,7 @@ def test_a_store_that_is_put_back_to_an_older_copy_gets_its_last_entries_back(
     before = [agent.workers() for agent in pair]
     entries = {path.name: path.read_bytes() for path in (job / "ledger").iterdir()}
     lose(job, pair, tmp_path / "copy")
-    assert stage.wait_until(lambda: any("put back" in agent.output for agent in pair)), pair[0].output
+    assert rig.wait_until(lambda: any("put back" in agent.output for agent in pair)), pair[0].output
     assert [agent.workers() for agent in pair] == before, "healthy workers were left alone"
     crash_recovers(pair, 2)
     assert {name: (job / "ledger" / name).read_bytes() for name in entries} == entries, "the very same entries"
@@ -108,11 +108,11 @@ def test_a_store_that_is_put_back_to_an_older_copy_gets_its_last_entries_back(
 
 
 def test_a_newcomer_cannot_bury_a_running_job(
-    stage: Stage, pair: list[Agent], command: list[object], job: Path, tmp_path: Path
+    rig: Rig, pair: list[Agent], command: list[object], job: Path, tmp_path: Path
 ) -> None:
     """It finds an empty store and opens a run of its own, which the running one outranks."""
     lose(job, pair)
-    third = stage.run(*command)
+    third = rig.run(*command)
     for agent in pair:
         agent.wait_for("the run goes on")
     crash_recovers(pair, 1)
@@ -120,13 +120,13 @@ def test_a_newcomer_cannot_bury_a_running_job(
 
 
 def test_a_run_that_another_has_taken_the_place_of_joins_it(
-    stage: Stage, pair: list[Agent], command: list[object], job: Path, tmp_path: Path
+    rig: Rig, pair: list[Agent], command: list[object], job: Path, tmp_path: Path
 ) -> None:
     """Its agents saw nothing of it, and could not put their run back in time."""
     before = [agent.workers() for agent in pair]
     with frozen(pair):
         shutil.rmtree(job)
-        third = stage.run(*command)
+        third = rig.run(*command)
         third.wait_for_report("training", world_size=1)
     for agent in pair:
         agent.wait_for("has begun there since: joining again as a new node")
@@ -138,10 +138,10 @@ def test_a_run_that_another_has_taken_the_place_of_joins_it(
 
 @pytest.mark.parametrize("known", [True, False], ids=["the run was opened on top of it", "of which the run never knew"])
 def test_an_earlier_run_that_was_killed_and_comes_back_with_the_store_stops_nobody(
-    stage: Stage, command: list[object], job: Path, tmp_path: Path, known: bool
+    rig: Rig, command: list[object], job: Path, tmp_path: Path, known: bool
 ) -> None:
     """As Redis loads the snapshot of an earlier run of this id, or a stranger writes it there; its nodes are dead."""
-    earlier = started(stage, ["--rdzv_conf=run_uid=first", *command])
+    earlier = started(rig, ["--rdzv_conf=run_uid=first", *command])
     crash_recovers(earlier, 1)  # so that its ledger is longer than that of a run which begins anew
     with frozen(earlier):
         shutil.copytree(job, tmp_path / "copy")
@@ -149,7 +149,7 @@ def test_an_earlier_run_that_was_killed_and_comes_back_with_the_store_stops_nobo
         agent.signal(signal.SIGKILL)
     if not known:
         shutil.rmtree(job)
-    agents = started(stage, ["--rdzv_conf=run_uid=second", *command])
+    agents = started(rig, ["--rdzv_conf=run_uid=second", *command])
     before = [agent.workers() for agent in agents]
     lose(job, agents, tmp_path / "copy")
     for agent in agents:

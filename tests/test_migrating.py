@@ -13,7 +13,7 @@ import pytest
 import torch
 from etcd_servers import running
 from pages import File, steps
-from stage import WARM, Agent, Stage, free_port
+from rig import WARM, Agent, Rig, free_port
 from torch.distributed.run import get_args_parser
 
 from elastic_core.cli.option import candidates
@@ -46,7 +46,7 @@ def test_each_of_their_lines_stands_beside_ours() -> None:
 
 
 @pytest.mark.parametrize("line", OURS, ids=[*THEIRS[:3], "torchrun with static"])
-def test_our_line_runs(stack: ExitStack, stage: Stage, tmp_path: Path, line: str) -> None:
+def test_our_line_runs(stack: ExitStack, rig: Rig, tmp_path: Path, line: str) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys; os.write(1, f'{os.environ[\"RANK\"]} {sys.argv[1:]}\\n'.encode())"
     )
@@ -59,9 +59,9 @@ def test_our_line_runs(stack: ExitStack, stage: Stage, tmp_path: Path, line: str
     if "--rdzv_backend=etcd" in words:
         server = stack.enter_context(running(tmp_path / "etcd"))
         words = [word.replace("etcd1:2379", server.endpoint) for word in words]
-    agents = [stage.run(*words)]
+    agents = [rig.run(*words)]
     if "--node_rank=0" in words:
-        agents.append(stage.run(*(word.replace("--node_rank=0", "--node_rank=1") for word in words)))
+        agents.append(rig.run(*(word.replace("--node_rank=0", "--node_rank=1") for word in words)))
     assert [agent.exit_code() for agent in agents] == [0] * len(agents)
     arguments = shlex.split(line.partition("train.py")[2])
     workers = {said for agent in agents for said in agent.lines if re.match(r"\d+ \[", said)}
@@ -85,34 +85,32 @@ def test_the_table_has_every_flag_of_torchruns_and_so_has_the_command_line() -> 
         ("rendezvous.py", "{0: 'met', 1: 'met'}"),
     ],
 )
-def test_a_program_of_the_page_runs_as_printed(stage: Stage, tmp_path: Path, program: str, said: str) -> None:
+def test_a_program_of_the_page_runs_as_printed(rig: Rig, tmp_path: Path, program: str, said: str) -> None:
     (tmp_path / program).write_text(PROGRAMS[program])
-    agent = stage.start(["bash", "-c", f"cd {tmp_path} && {sys.executable} {program}"], env=WARM)
+    agent = rig.start(["bash", "-c", f"cd {tmp_path} && {sys.executable} {program}"], env=WARM)
     assert agent.exit_code() == 0, agent.output
     assert agent.lines[-1] == said
     if program == "std.py":
         assert [path.read_text() for path in tmp_path.glob("logs/*/round_1/rank_0/stdout.log")] == ["training\n"]
 
 
-def test_the_custom_rendezvous_of_the_page_runs_on_torchs_class(stage: Stage, tmp_path: Path) -> None:
+def test_the_custom_rendezvous_of_the_page_runs_on_torchs_class(rig: Rig, tmp_path: Path) -> None:
     ours, torchs = (f"from {name}.rendezvous import" for name in ("elastic_core", "torch.distributed.elastic"))
     assert ours in PROGRAMS["rendezvous.py"]
     (tmp_path / "rendezvous.py").write_text(PROGRAMS["rendezvous.py"].replace(ours, torchs))
-    agent = stage.start([sys.executable, str(tmp_path / "rendezvous.py")])
+    agent = rig.start([sys.executable, str(tmp_path / "rendezvous.py")])
     assert agent.exit_code() == 0, agent.output
     assert agent.lines[-1] == "{0: 'met', 1: 'met'}"
 
 
-def test_the_training_script_of_the_page_goes_on_from_the_newest_nodes_own_checkpoint(
-    stage: Stage, tmp_path: Path
-) -> None:
+def test_the_training_script_of_the_page_goes_on_from_the_newest_nodes_own_checkpoint(rig: Rig, tmp_path: Path) -> None:
     """Two nodes with a folder each; only one of them has trained before."""
     (tmp_path / "train.py").write_text(PROGRAMS["train.py"])
 
     def node(name: str, *flags: str, epochs: int) -> Agent:
         (tmp_path / name).mkdir(exist_ok=True)
         command = shlex.join([sys.executable, "-m", "elastic_core", "run", *flags, str(tmp_path / "train.py")])
-        return stage.start(["bash", "-c", f"cd {tmp_path / name} && {command}"], env={**WARM, "EPOCHS": str(epochs)})
+        return rig.start(["bash", "-c", f"cd {tmp_path / name} && {command}"], env={**WARM, "EPOCHS": str(epochs)})
 
     alone = node("a", "--nproc_per_node=2", epochs=1)
     assert alone.exit_code() == 0, alone.output

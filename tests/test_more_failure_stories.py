@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from more_failure_stories import STORIES, Story
-from stage import COLD, WARM, Agent, Stage, over
+from rig import COLD, WARM, Agent, Rig, over
 
 NO_CORES = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh"]
 
@@ -29,19 +29,19 @@ def cases() -> Iterator[object]:
             yield pytest.param(name, start, id=f"{name}-{start}", marks=marks)
 
 
-def run(stage: Stage, story: Story, start: str) -> list[Agent]:
+def run(rig: Rig, story: Story, start: str) -> list[Agent]:
     """Run a story on two nodes, to its end."""
     for name, text in {story.program: story.script, **story.files}.items():
-        (stage.folder / name).write_text(text)
-    (stage.folder / story.program).chmod(0o755)
-    flags = ["--nnodes=2", "--nproc_per_node=2", *over("file", stage.folder / "rdzv"), "--tee=3"]
+        (rig.folder / name).write_text(text)
+    (rig.folder / story.program).chmod(0o755)
+    flags = ["--nnodes=2", "--nproc_per_node=2", *over("file", rig.folder / "rdzv"), "--tee=3"]
     flags += ["--no_python", f"./{story.program}"] if story.no_python else [story.program]
     env = {"LAST": "3", "OMP_NUM_THREADS": "1", "PET_PRELOAD": "torch" if story.torch else "json"}
     env |= WARM if start == "warm" else COLD
     command = [*NO_CORES, sys.executable, "-m", "elastic_core", "run"]
-    agents = [stage.start([*command, f"--log_dir=logs{number}", *flags], env=env) for number in range(2)]
+    agents = [rig.start([*command, f"--log_dir=logs{number}", *flags], env=env) for number in range(2)]
     if story.outside:
-        assert stage.wait_until(lambda: any("ready" in agent.output for agent in agents)), agents[0].output
+        assert rig.wait_until(lambda: any("ready" in agent.output for agent in agents)), agents[0].output
         [pid] = [pid for agent in agents for rank, pid in agent.workers().items() if rank == 3]
         os.kill(pid, story.outside)
     for agent in agents:
@@ -78,10 +78,10 @@ def misses(story: Story, lines: list[str], verdict: Mapping[str, Any], exit_code
 
 
 @pytest.mark.parametrize(("name", "start"), list(cases()))
-def test_every_node_names_rank_cause_and_line(stage: Stage, name: str, start: str) -> None:
+def test_every_node_names_rank_cause_and_line(rig: Rig, name: str, start: str) -> None:
     wrong: dict[str, list[str]] = {}
-    for number, agent in enumerate(run(stage, STORIES[name], start)):
-        [file] = stage.folder.glob(f"logs{number}/*/verdict.json")
+    for number, agent in enumerate(run(rig, STORIES[name], start)):
+        [file] = rig.folder.glob(f"logs{number}/*/verdict.json")
         verdict = json.loads(file.read_text())
         if found := misses(STORIES[name], summary(agent), verdict, agent.exit_code()):
             wrong[f"node {number}"] = [*found, *summary(agent)]

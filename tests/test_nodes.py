@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, over
+from rig import WORKERS, Agent, Rig, over
 
 
 @pytest.fixture
@@ -33,22 +33,20 @@ def both_finish(done: Path, *agents: Agent) -> None:
         assert agent.exit_code() == 0, agent.output
 
 
-def test_a_second_node_joins_a_running_job(stage: Stage, rendezvous: list[str], job: list[object], done: Path) -> None:
+def test_a_second_node_joins_a_running_job(rig: Rig, rendezvous: list[str], job: list[object], done: Path) -> None:
     command = ["--nnodes=1:2", "--nproc_per_node=2", *rendezvous, *job]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 2, count=2)
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(first, 4, count=2)
     trains(second, 4, count=2)
     assert {r.rank for r in first.reports("training", world_size=4)} == {0, 1}, "survivors come first"
     both_finish(done, first, second)
 
 
-def test_nodes_of_different_sizes_form_one_job(
-    stage: Stage, rendezvous: list[str], job: list[object], done: Path
-) -> None:
-    first = stage.run("--nnodes=2", "--nproc_per_node=1", *rendezvous, *job)
-    second = stage.run("--nnodes=2", "--nproc_per_node=3", *rendezvous, *job)
+def test_nodes_of_different_sizes_form_one_job(rig: Rig, rendezvous: list[str], job: list[object], done: Path) -> None:
+    first = rig.run("--nnodes=2", "--nproc_per_node=1", *rendezvous, *job)
+    second = rig.run("--nnodes=2", "--nproc_per_node=3", *rendezvous, *job)
     trains(first, 4, count=1)
     trains(second, 4, count=3)
     ranks = sorted(r.rank for agent in (first, second) for r in agent.reports("training"))
@@ -59,12 +57,12 @@ def test_nodes_of_different_sizes_form_one_job(
 @pytest.mark.everyday("c10d-peers_block", "file-peers_fail")
 @pytest.mark.parametrize("deaf", [[], ["--deaf"]], ids=["peers_fail", "peers_block"])
 def test_the_others_go_on_when_a_node_is_lost(
-    stage: Stage, rendezvous: list[str], job: list[object], done: Path, deaf: list[str]
+    rig: Rig, rendezvous: list[str], job: list[object], done: Path, deaf: list[str]
 ) -> None:
     command = ["--nnodes=1:2", "--nproc_per_node=2", "--max_restarts=0", *rendezvous, *job, *deaf]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 2, count=2)
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(second, 4, count=2)
     second.vanish()
     trains(first, 2, count=4)
@@ -73,44 +71,44 @@ def test_the_others_go_on_when_a_node_is_lost(
 
 
 def test_the_job_outlives_the_node_that_decided(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = ["--nnodes=1:2", "--max_restarts=0", *file_rendezvous, *job]
-    leader = stage.run(*command)
+    leader = rig.run(*command)
     trains(leader, 1)
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(second, 2)
     leader.vanish()
     trains(second, 1)
-    third = stage.run(*command)
+    third = rig.run(*command)
     trains(third, 2)
     both_finish(done, second, third)
 
 
 @pytest.mark.everyday("file")
 def test_below_the_minimum_the_job_waits_and_says_for_whom(
-    stage: Stage, rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = ["--nnodes=2", *rendezvous, *job]
-    first = stage.run(*command)
+    first = rig.run(*command)
     first.wait_for("1 more node")
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(first, 2)
     second.vanish()
     first.wait_for("1 more node.* to replace")
-    replacement = stage.run(*command)
+    replacement = rig.run(*command)
     trains(first, 2, count=2)
     both_finish(done, first, replacement)
 
 
 @pytest.mark.everyday("c10d")
 def test_a_killed_worker_costs_one_restart_and_no_last_call(
-    stage: Stage, rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = ["--nnodes=1:3", "--nproc_per_node=2", "--max_restarts=1", *rendezvous]
-    first = stage.run(*command, "--rdzv_conf=last_call_timeout=1", *job)
+    first = rig.run(*command, "--rdzv_conf=last_call_timeout=1", *job)
     trains(first, 2, count=2)
-    second = stage.run(*command, "--rdzv_conf=last_call_timeout=1", *job)
+    second = rig.run(*command, "--rdzv_conf=last_call_timeout=1", *job)
     trains(second, 4, count=2)
     second.kill_worker(3)
     for agent in (first, second):
@@ -119,11 +117,11 @@ def test_a_killed_worker_costs_one_restart_and_no_last_call(
 
 
 @pytest.mark.everyday("file")
-def test_a_node_may_leave_a_running_job(stage: Stage, rendezvous: list[str], job: list[object], done: Path) -> None:
+def test_a_node_may_leave_a_running_job(rig: Rig, rendezvous: list[str], job: list[object], done: Path) -> None:
     command = ["--nnodes=1:2", *rendezvous, *job]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 1)
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(second, 2)
     second.signal(signal.SIGTERM)
     assert second.exit_code() == 128 + signal.SIGTERM
@@ -132,7 +130,7 @@ def test_a_node_may_leave_a_running_job(stage: Stage, rendezvous: list[str], job
 
 
 def test_an_agent_that_was_frozen_stops_its_workers_and_comes_back(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     command = [
         "--nnodes=1:2",
@@ -141,9 +139,9 @@ def test_an_agent_that_was_frozen_stops_its_workers_and_comes_back(
         "--rdzv_conf=beat_interval=0.5,lost_after=1.5",
         *job,
     ]
-    first = stage.run(*command, "--deaf")
+    first = rig.run(*command, "--deaf")
     trains(first, 1)
-    second = stage.run(*command, "--deaf")
+    second = rig.run(*command, "--deaf")
     trains(second, 2)
     stale = second.workers()[1]
     second.signal(signal.SIGSTOP)
@@ -154,9 +152,9 @@ def test_an_agent_that_was_frozen_stops_its_workers_and_comes_back(
     both_finish(done, first, second)
 
 
-def test_every_node_prints_the_same_root_cause(stage: Stage, rendezvous: list[str]) -> None:
+def test_every_node_prints_the_same_root_cause(rig: Rig, rendezvous: list[str]) -> None:
     command = ["--nnodes=2", "--nproc_per_node=2", *rendezvous, WORKERS / "crasher.py", "--ranks=3"]
-    agents = [stage.run(*command) for _ in range(2)]
+    agents = [rig.run(*command) for _ in range(2)]
     assert [agent.exit_code() for agent in agents] == [1, 1]
     verdicts = [agent.output[agent.output.index("Root cause") :].splitlines()[:4] for agent in agents]
     assert verdicts[0] == verdicts[1]
@@ -165,11 +163,11 @@ def test_every_node_prints_the_same_root_cause(stage: Stage, rendezvous: list[st
 
 
 def test_a_killed_rank_is_the_root_cause_whatever_its_peers_say(
-    stage: Stage, file_rendezvous: list[str], done: Path, seed: int
+    rig: Rig, file_rendezvous: list[str], done: Path, seed: int
 ) -> None:
     """Its peers, on its own node and on another, fail in the same millisecond: gloo tells them that it is gone."""
     command = ["--nnodes=2", "--nproc_per_node=2", *file_rendezvous, WORKERS / "allreduce.py", "--until", done]
-    agents = [stage.run(*command) for _ in range(2)]
+    agents = [rig.run(*command) for _ in range(2)]
     for agent in agents:
         trains(agent, 4, count=2)
     next(agent for agent in agents if 3 in agent.workers()).kill_worker(3)
@@ -180,19 +178,19 @@ def test_a_killed_rank_is_the_root_cause_whatever_its_peers_say(
         assert "was killed by SIGKILL" in verdict[2], agent.output
 
 
-def test_restarts_are_counted_for_the_job_not_for_the_node(stage: Stage, rendezvous: list[str]) -> None:
+def test_restarts_are_counted_for_the_job_not_for_the_node(rig: Rig, rendezvous: list[str]) -> None:
     command = ["--nnodes=2", "--max_restarts=1", *rendezvous, WORKERS / "crasher.py", "--ranks=0,1"]
-    agents = [stage.run(*command) for _ in range(2)]
+    agents = [rig.run(*command) for _ in range(2)]
     assert [agent.exit_code() for agent in agents] == [1, 1]
     assert "rank 1 does not like restart count 1" in agents[0].output
 
 
 @pytest.mark.everyday("file")
-def test_on_node_loss_fail_ends_the_job(stage: Stage, rendezvous: list[str], job: list[object]) -> None:
+def test_on_node_loss_fail_ends_the_job(rig: Rig, rendezvous: list[str], job: list[object]) -> None:
     command = ["--nnodes=1:2", "--max_restarts=3", "--on_node_loss=fail", *rendezvous, *job]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first, 1)
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(second, 2)
     second.kill_node()
     assert first.exit_code() == 1
@@ -200,10 +198,10 @@ def test_on_node_loss_fail_ends_the_job(stage: Stage, rendezvous: list[str], job
 
 
 def test_the_same_command_again_is_the_next_run(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path
 ) -> None:
     for _ in range(2):
-        agents = [stage.run("--nnodes=2", *file_rendezvous, *job) for _ in range(2)]
+        agents = [rig.run("--nnodes=2", *file_rendezvous, *job) for _ in range(2)]
         for agent in agents:
             trains(agent, 2)
         both_finish(done, *agents)
@@ -212,17 +210,17 @@ def test_the_same_command_again_is_the_next_run(
 
 @pytest.mark.everyday("file")
 def test_other_settings_are_refused_naming_what_differs(
-    stage: Stage, rendezvous: list[str], job: list[object], done: Path
+    rig: Rig, rendezvous: list[str], job: list[object], done: Path
 ) -> None:
-    first = stage.run("--nnodes=1:2", "--max_restarts=1", *rendezvous, *job)
+    first = rig.run("--nnodes=1:2", "--max_restarts=1", *rendezvous, *job)
     trains(first, 1)
-    second = stage.run("--nnodes=1:2", "--max_restarts=2", *rendezvous, *job)
+    second = rig.run("--nnodes=1:2", "--max_restarts=2", *rendezvous, *job)
     assert second.exit_code() == 76
     assert "max_restarts" in second.output
     both_finish(done, first)
 
 
-def test_when_the_host_of_the_store_is_lost_healthy_workers_finish(stage: Stage, tmp_path: Path) -> None:
+def test_when_the_host_of_the_store_is_lost_healthy_workers_finish(rig: Rig, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     release = tmp_path / "release"
     script.write_text(
@@ -234,9 +232,9 @@ def test_when_the_host_of_the_store_is_lost_healthy_workers_finish(stage: Stage,
         f"while not Path({str(release)!r}).exists(): time.sleep(0.05)\n"
     )
     command = ["--nnodes=2", *over("c10d", tmp_path), script]
-    host = stage.run(*command)
+    host = rig.run(*command)
     host.wait_for("joining job")  # the first to be there hosts the store
-    guest = stage.run(*command)
+    guest = rig.run(*command)
     host.wait_for_report("started")
     guest.wait_for_report("started")
     host.kill_node()
@@ -245,10 +243,10 @@ def test_when_the_host_of_the_store_is_lost_healthy_workers_finish(stage: Stage,
     assert guest.exit_code() == 0
 
 
-def test_a_relative_directory_is_not_taken_for_a_host(stage: Stage, tmp_path: Path) -> None:
+def test_a_relative_directory_is_not_taken_for_a_host(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "meeting").mkdir()
     run = f"cd {tmp_path} && exec {sys.executable} -m elastic_core run --nnodes=2 --rdzv_backend=file"
     agents = [
-        stage.start(["sh", "-c", f"{run} --rdzv_endpoint=meeting --rdzv_id=job --no_python true"]) for _ in range(2)
+        rig.start(["sh", "-c", f"{run} --rdzv_endpoint=meeting --rdzv_id=job --no_python true"]) for _ in range(2)
     ]
     assert [agent.exit_code() for agent in agents] == [0, 0], agents[0].output

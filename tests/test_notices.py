@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from clouds import Cloud, cloud
-from stage import WORKERS, Agent, Stage
+from rig import WORKERS, Agent, Rig
 
 TERM = 128 + signal.SIGTERM
 PATH = {"PYTHONPATH": str(WORKERS)}
@@ -57,19 +57,19 @@ def steps(agents: list[Agent], kind: str, world_size: int) -> set[int]:
     return {report["step"] for agent in agents for report in agent.reports(kind, world_size=world_size)}
 
 
-def two_nodes(stage: Stage, service: Cloud, name: str, *command: object) -> tuple[Agent, Agent]:
+def two_nodes(rig: Rig, service: Cloud, name: str, *command: object) -> tuple[Agent, Agent]:
     """A job of two nodes; the second one's machine gets the notices."""
-    first = stage.run("--nnodes=1:2", "--max_restarts=0", "--notices=none", *command)
+    first = rig.run("--nnodes=1:2", "--max_restarts=0", "--notices=none", *command)
     first.wait_for_report("stepped", world_size=1)
     env = environment(service)
-    second = stage.run("--nnodes=1:2", "--max_restarts=0", f"--notices={name}", *command, env=env)
+    second = rig.run("--nnodes=1:2", "--max_restarts=0", f"--notices={name}", *command, env=env)
     second.wait_for_report("stepped", world_size=2)
     return first, second
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("aws", 120.0), ("aws", 8.0), ("gcp", 30.0), ("azure", 120.0)])
 def test_a_notice_loses_no_step(
-    stage: Stage,
+    rig: Rig,
     file_rendezvous: list[str],
     job: list[object],
     done: Path,
@@ -77,7 +77,7 @@ def test_a_notice_loses_no_step(
     name: str,
     seconds: float,
 ) -> None:
-    first, second = two_nodes(stage, service, name, *file_rendezvous, *job)
+    first, second = two_nodes(rig, service, name, *file_rendezvous, *job)
     announce(service, name, seconds)
     assert second.exit_code() == TERM
     first.wait_for_report("training", count=2, world_size=1)
@@ -118,14 +118,14 @@ while not done.exists():
 
 
 def test_a_notice_of_five_seconds_loses_the_step_in_progress_at_most(
-    stage: Stage, file_rendezvous: list[str], done: Path, tmp_path: Path, service: Cloud
+    rig: Rig, file_rendezvous: list[str], done: Path, tmp_path: Path, service: Cloud
 ) -> None:
     (script := tmp_path / "slow.py").write_text(SLOW)
     command = [*file_rendezvous, script, tmp_path / "state", done]
-    first = stage.run("--nnodes=1:2", "--max_restarts=0", "--notices=none", *command, env=PATH)
+    first = rig.run("--nnodes=1:2", "--max_restarts=0", "--notices=none", *command, env=PATH)
     first.wait_for_report("stepped", world_size=1)
     env = {**PATH, **environment(service)}
-    second = stage.run("--nnodes=1:2", "--max_restarts=0", "--notices=aws", *command, env=env)
+    second = rig.run("--nnodes=1:2", "--max_restarts=0", "--notices=aws", *command, env=env)
     (stuck,) = first.wait_for_report("slow", world_size=2)
     second.wait_for_report("slow", world_size=2)
     announce(service, "aws", 5.0)
@@ -138,10 +138,10 @@ def test_a_notice_of_five_seconds_loses_the_step_in_progress_at_most(
 
 
 def test_a_hint_and_a_service_that_does_not_answer_disturb_nothing(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path, service: Cloud
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path, service: Cloud
 ) -> None:
     service.announce("spot/instance-action", "<html>404</html>")
-    first, second = two_nodes(stage, service, "aws", *file_rendezvous, *job)
+    first, second = two_nodes(rig, service, "aws", *file_rendezvous, *job)
     service.wait_for_request("/latest/meta-data/spot/instance-action", 3)
     service.announce("events/recommendations/rebalance", '{"noticeTime": "2020-10-27T08:22:00Z"}')
     service.announce("spot/instance-action", "")
@@ -153,10 +153,10 @@ def test_a_hint_and_a_service_that_does_not_answer_disturb_nothing(
 
 
 def test_the_garbage_of_a_service_is_one_line(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path, service: Cloud
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path, service: Cloud
 ) -> None:
     service.announce("spot/instance-action", "<html>404</html>")
-    agent = stage.run("--notices=aws", *file_rendezvous, *job, env=environment(service))
+    agent = rig.run("--notices=aws", *file_rendezvous, *job, env=environment(service))
     service.wait_for_request("/latest/meta-data/spot/instance-action", 3)
     agent.wait_for_report("stepped")
     done.touch()
@@ -165,11 +165,11 @@ def test_the_garbage_of_a_service_is_one_line(
 
 
 def test_without_a_cloud_nothing_is_asked(
-    stage: Stage, file_rendezvous: list[str], job: list[object], done: Path, service: Cloud
+    rig: Rig, file_rendezvous: list[str], job: list[object], done: Path, service: Cloud
 ) -> None:
     if (vendor := Path("/sys/class/dmi/id/sys_vendor")).exists():
         assert os.access(vendor, os.R_OK)
-    agent = stage.run("--notices=none", *file_rendezvous, *job, env=environment(service))
+    agent = rig.run("--notices=none", *file_rendezvous, *job, env=environment(service))
     agent.wait_for_report("stepped")
     done.touch()
     assert agent.exit_code() == 0

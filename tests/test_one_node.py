@@ -8,53 +8,53 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import EXAMPLES, WORKERS, Stage
+from rig import EXAMPLES, WORKERS, Rig
 from wardens import wait_until
 
 
-def test_four_workers_meet_and_finish(stage: Stage, tmp_path: Path) -> None:
+def test_four_workers_meet_and_finish(rig: Rig, tmp_path: Path) -> None:
     done = tmp_path / "done"
-    agent = stage.run("--standalone", "--nproc_per_node=4", WORKERS / "barrier.py", "--until", done)
+    agent = rig.run("--standalone", "--nproc_per_node=4", WORKERS / "barrier.py", "--until", done)
     agent.wait_for_report("training", count=4, world_size=4)
     done.touch()
     assert agent.exit_code() == 0
     assert sorted(report.rank for report in agent.reports("done")) == [0, 1, 2, 3]
 
 
-def test_a_module_is_found_in_the_working_directory(stage: Stage, tmp_path: Path) -> None:
+def test_a_module_is_found_in_the_working_directory(rig: Rig, tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
     (package / "train.py").write_text("import sys; print('running', __name__, sys.argv[1:])")
-    agent = stage.run("--standalone", "-m", "package.train", "--lr", "0.1")
+    agent = rig.run("--standalone", "-m", "package.train", "--lr", "0.1")
     assert agent.exit_code() == 0
     assert "running __main__ ['--lr', '0.1']" in agent.lines
 
 
-def test_any_program_is_a_worker(stage: Stage) -> None:
-    agent = stage.run("--standalone", "--nproc_per_node=2", "--no_python", WORKERS / "shell.sh", "finish", "--nnodes=7")
+def test_any_program_is_a_worker(rig: Rig) -> None:
+    agent = rig.run("--standalone", "--nproc_per_node=2", "--no_python", WORKERS / "shell.sh", "finish", "--nnodes=7")
     assert agent.exit_code() == 0
     assert {(r.rank, r["arguments"]) for r in agent.reports("started")} == {(r, "finish --nnodes=7") for r in (0, 1)}
 
 
-def test_torch_takes_the_environment_as_torchrun_gives_it(stage: Stage, tmp_path: Path) -> None:
+def test_torch_takes_the_environment_as_torchrun_gives_it(rig: Rig, tmp_path: Path) -> None:
     script = EXAMPLES / "digits" / "train.py"
-    agent = stage.run("--standalone", "--nproc_per_node=2", script, "--epochs=1", f"--checkpoint={tmp_path / 'a'}")
+    agent = rig.run("--standalone", "--nproc_per_node=2", script, "--epochs=1", f"--checkpoint={tmp_path / 'a'}")
     assert agent.exit_code() == 0
     assert "2 workers train from epoch 1, step 1" in agent.lines
 
 
-def test_a_failure_restarts_all_workers_until_the_restarts_are_spent(stage: Stage) -> None:
+def test_a_failure_restarts_all_workers_until_the_restarts_are_spent(rig: Rig) -> None:
     flags = ["--standalone", "--nproc_per_node=3", "--max_restarts=2"]
-    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=1,1,1")
+    agent = rig.run(*flags, WORKERS / "crasher.py", "--ranks=1,1,1")
     assert agent.exit_code() == 1
     starts = [(r.rank, r["restart_count"]) for r in agent.reports("started")]
     assert [start for start in starts if start[0] == 1] == [(1, 0), (1, 1), (1, 2)]
     assert {(0, 0), (2, 0)} <= set(starts)
 
 
-def test_a_job_that_recovers_succeeds(stage: Stage) -> None:
+def test_a_job_that_recovers_succeeds(rig: Rig) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=3"]
-    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=0,1")
+    agent = rig.run(*flags, WORKERS / "crasher.py", "--ranks=0,1")
     assert agent.exit_code() == 0
 
 
@@ -69,10 +69,10 @@ def test_a_job_that_recovers_succeeds(stage: Stage) -> None:
     ],
     ids=["exception", "segfault", "killed", "exit", "known"],
 )
-def test_a_failed_job_says_who_failed_and_why(stage: Stage, tmp_path: Path, script: str, cause: list[str]) -> None:
+def test_a_failed_job_says_who_failed_and_why(rig: Rig, tmp_path: Path, script: str, cause: list[str]) -> None:
     train = tmp_path / "train.py"
     train.write_text(f"import os, signal\nif os.environ['RANK'] != '1': signal.pause()\n{script}\n")
-    agent = stage.run("--standalone", "--nproc_per_node=2", train)
+    agent = rig.run("--standalone", "--nproc_per_node=2", train)
     assert agent.exit_code() == 1
     verdict = agent.output[agent.output.index("Root cause") :]
     assert "rank 1" in verdict
@@ -80,7 +80,7 @@ def test_a_failed_job_says_who_failed_and_why(stage: Stage, tmp_path: Path, scri
         assert words in verdict
 
 
-def test_the_error_that_torchs_record_keeps_is_the_cause(stage: Stage, tmp_path: Path) -> None:
+def test_the_error_that_torchs_record_keeps_is_the_cause(rig: Rig, tmp_path: Path) -> None:
     train = tmp_path / "train.py"
     train.write_text(
         "import sys\n"
@@ -91,12 +91,12 @@ def test_the_error_that_torchs_record_keeps_is_the_cause(stage: Stage, tmp_path:
         "    raise KeyError('embedding')\n"
         "main()\n"
     )
-    agent = stage.run("--standalone", train)
+    agent = rig.run("--standalone", train)
     assert agent.exit_code() == 1
     assert "KeyError: 'embedding'" in agent.output[agent.output.index("Root cause") :]
 
 
-def test_logs_are_kept_by_round_and_rank(stage: Stage, tmp_path: Path) -> None:
+def test_logs_are_kept_by_round_and_rank(rig: Rig, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     flags = [
         "--standalone",
@@ -106,7 +106,7 @@ def test_logs_are_kept_by_round_and_rank(stage: Stage, tmp_path: Path) -> None:
         "--redirects=3",
         "--tee=0:2",
     ]
-    agent = stage.run(*flags, WORKERS / "crasher.py", "--ranks=0")
+    agent = rig.run(*flags, WORKERS / "crasher.py", "--ranks=0")
     assert agent.exit_code() == 0
     kept = {str(path.relative_to(logs)).split(os.sep, 1)[1] for path in logs.rglob("*.log")}
     assert kept >= {f"round_{round}/rank_{rank}/stderr.log" for round in (1, 2) for rank in (0, 1)}
@@ -114,11 +114,11 @@ def test_logs_are_kept_by_round_and_rank(stage: Stage, tmp_path: Path) -> None:
     assert not agent.reports("started"), "redirected output must not be on the console"
 
 
-def test_nothing_of_a_run_stays_in_the_temporary_directory(stage: Stage, tmp_path: Path) -> None:
+def test_nothing_of_a_run_stays_in_the_temporary_directory(rig: Rig, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     env = {"TMPDIR": str(temporary)}
-    agent = stage.run("--standalone", "--nproc_per_node=2", WORKERS / "crasher.py", "--ranks=1", env=env)
+    agent = rig.run("--standalone", "--nproc_per_node=2", WORKERS / "crasher.py", "--ranks=1", env=env)
     assert agent.exit_code() == 1
     assert list(temporary.iterdir()) == []
 
@@ -137,11 +137,11 @@ sys.exit(main())
 """
 
 
-def test_a_machine_that_has_no_thread_left_for_a_moment_ends_no_agent(stage: Stage) -> None:
+def test_a_machine_that_has_no_thread_left_for_a_moment_ends_no_agent(rig: Rig) -> None:
     flags = ["run", "--nproc_per_node=2", "--max_restarts=1", str(WORKERS / "sleeper.py")]
-    agent = stage.start([sys.executable, "-c", FULL_FOR_A_MOMENT, *flags])
+    agent = rig.start([sys.executable, "-c", FULL_FOR_A_MOMENT, *flags])
     agent.wait_for_report("started", count=2)
-    full, refused = Path(stage.folder, "full"), Path(stage.folder, "refused")
+    full, refused = Path(rig.folder, "full"), Path(rig.folder, "refused")
     full.touch()
     os.kill(agent.workers()[1], signal.SIGKILL)
     assert wait_until(refused.exists)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from etcd_servers import running
 from redis_servers import redis_server
-from stage import WORKERS, Stage
+from rig import WORKERS, Rig
 from training import SOON, train_again, train_for
 
 
@@ -45,7 +45,7 @@ def server(backend: str, folder: Path) -> Iterator[Store]:
     ],
 )
 def test_training_goes_on_without_a_store_and_crashes_recover_during_that_and_after_it(
-    stage: Stage, tmp_path: Path, backend: str, data: str, outage: float
+    rig: Rig, tmp_path: Path, backend: str, data: str, outage: float
 ) -> None:
     done = tmp_path / "done"
     with server(backend, tmp_path / "server") as store:
@@ -58,22 +58,22 @@ def test_training_goes_on_without_a_store_and_crashes_recover_during_that_and_af
         rendezvous = [f"--rdzv_backend={backend}", f"--rdzv_endpoint={store.endpoint}", f"--rdzv_conf={SOON}"]
         command = ["--nnodes=1:2", "--max_restarts=2", "--rdzv_id=job", *rendezvous]
         command += [str(WORKERS / "barrier.py"), "--tell=0.2", f"--until={done}"]
-        agents = [stage.run(*command) for _ in range(2)]
+        agents = [rig.run(*command) for _ in range(2)]
         train_again(agents, 0)
 
         store.stop()
         for agent in agents:
             agent.wait_for("the store does not answer; workers go on")
-        train_for(stage, agents, outage)
+        train_for(rig, agents, outage)
         comes_back()
         for agent in agents:
             agent.wait_for("the store answers again")
-        train_for(stage, agents, 0.0)
+        train_for(rig, agents, 0.0)
         agents[1].kill_worker(max(agents[1].workers()))
         train_again(agents, 1)
 
         store.stop()
-        train_for(stage, agents, outage / 2)
+        train_for(rig, agents, outage / 2)
         failures = [len([line for line in agent.lines if "exited with code" in line]) for agent in agents]
         agents[1].kill_worker(max(agents[1].workers()))
         agents[1].wait_for("was killed by SIGKILL", count=2)

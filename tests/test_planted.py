@@ -15,7 +15,7 @@ import redis
 from backends import opened as opened_etcd
 from etcd_servers import Etcd, administer, running
 from redis_servers import Daemon, opened as opened_redis, redis_server
-from stage import WORKERS, Agent, Stage
+from rig import WORKERS, Agent, Rig
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.codec import decode_entry
@@ -60,9 +60,9 @@ def job_of_two(found: Daemon, done: Path) -> list[object]:
     return [*flags, WORKERS / "barrier.py", "--tell=0.2", f"--until={done}"]
 
 
-def training_pair(stage: Stage, found: Daemon, done: Path) -> tuple[list[Agent], list[dict[int, int]]]:
+def training_pair(rig: Rig, found: Daemon, done: Path) -> tuple[list[Agent], list[dict[int, int]]]:
     """The two agents of such a job, and the workers of each, once they train."""
-    agents = [stage.run(*job_of_two(found, done)) for _ in range(2)]
+    agents = [rig.run(*job_of_two(found, done)) for _ in range(2)]
     for agent in agents:
         agent.wait_for_report("step", world_size=2)
     return agents, [agent.workers() for agent in agents]
@@ -90,7 +90,7 @@ def trap(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("backend", ["redis", "etcd"])
 def test_a_node_that_comes_to_what_cannot_be_says_so_and_starts_nothing(
-    stage: Stage, tmp_path: Path, trap: Path, backend: str
+    rig: Rig, tmp_path: Path, trap: Path, backend: str
 ) -> None:
     planted = {
         "An entry in the store is not JSON": pickle.dumps(Trap(trap)),
@@ -102,7 +102,7 @@ def test_a_node_that_comes_to_what_cannot_be_says_so_and_starts_nothing(
         for number, data in enumerate(planted.values()):
             with closing(connect(f"job-{number}")) as store:
                 assert store.append(ORIGIN, Link(1, "planted"), data)
-            agents.append(stage.run(*flags, f"--rdzv_id=job-{number}", "--nnodes=1", WORKERS / "sleeper.py"))
+            agents.append(rig.run(*flags, f"--rdzv_id=job-{number}", "--nnodes=1", WORKERS / "sleeper.py"))
         for agent, words in zip(agents, planted, strict=True):
             assert agent.exit_code() == ExitCode.REFUSED, agent.output
             assert words in agent.output
@@ -112,21 +112,21 @@ def test_a_node_that_comes_to_what_cannot_be_says_so_and_starts_nothing(
 
 @pytest.mark.parametrize("backend", ["redis", "etcd"])
 def test_workers_train_on_recover_and_finish_whatever_is_planted(
-    stage: Stage, tmp_path: Path, trap: Path, backend: str
+    rig: Rig, tmp_path: Path, trap: Path, backend: str
 ) -> None:
     def told() -> int:
         return sum(agent.output.count("row in the store is ignored") for agent in agents)
 
     with server(backend, tmp_path / "server") as (flags, connect, scribble):
         job = [WORKERS / "barrier.py", "--tell=0.2", f"--until={tmp_path / 'done'}"]
-        agents = [stage.run(*flags, "--rdzv_id=job", "--nnodes=2", "--max_restarts=1", *job) for _ in range(2)]
+        agents = [rig.run(*flags, "--rdzv_id=job", "--nnodes=2", "--max_restarts=1", *job) for _ in range(2)]
         for agent in agents:
             agent.wait_for_report("step", world_size=2)
         workers = [agent.workers() for agent in agents]
         with closing(connect("job")) as store:
             scribble("job")
             store.enter("evil", pickle.dumps(Trap(trap)))
-            assert stage.wait_until(lambda: told() == 2)
+            assert rig.wait_until(lambda: told() == 2)
             assert [agent.workers() for agent in agents] == workers
             agents[1].kill_worker(*workers[1])
             for agent in agents:
@@ -142,13 +142,13 @@ def test_workers_train_on_recover_and_finish_whatever_is_planted(
         assert [agent.exit_code() for agent in agents] == [0, 0]
 
 
-def test_100_mb_in_redis_are_refused_unread(stage: Stage, tmp_path: Path) -> None:
+def test_100_mb_in_redis_are_refused_unread(rig: Rig, tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis") as found:
         with redis.Redis(port=found.port) as admin:
             record = b"1 planted\n" + b"[" * (400 * MAX_VALUE_BYTES)
             admin.hset(keys_of("elastic", "job")[0], mapping={"1": record, "head": 1})
         flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={found.endpoint}", "--rdzv_id=job", "--nnodes=1"]
-        agent = stage.run(*flags, WORKERS / "sleeper.py")
+        agent = rig.run(*flags, WORKERS / "sleeper.py")
         assert agent.exit_code() == ExitCode.REFUSED, agent.output
         assert f"has {len(record)} bytes; at most {MAX_VALUE_BYTES} are allowed" in agent.output
         assert "another --rdzv_id" in agent.output
@@ -164,10 +164,10 @@ def test_100_mb_in_redis_are_refused_unread(stage: Stage, tmp_path: Path) -> Non
     ids=["100 MB", "another version"],
 )
 def test_workers_train_on_and_finish_whatever_comes_next_in_the_ledger(
-    stage: Stage, tmp_path: Path, record: bytes, words: str
+    rig: Rig, tmp_path: Path, record: bytes, words: str
 ) -> None:
     with redis_server(tmp_path / "redis") as found:
-        agents, workers = training_pair(stage, found, tmp_path / "done")
+        agents, workers = training_pair(rig, found, tmp_path / "done")
         with closing(opened_redis(found.endpoint)) as store, redis.Redis(port=found.port) as admin:
             newest = store.wait(Cursor(), roster=False, timeout=0).head
             admin.hset(keys_of("elastic", "job")[0], mapping={str(newest + 1): record, "head": newest + 1})
@@ -181,16 +181,16 @@ def test_workers_train_on_and_finish_whatever_comes_next_in_the_ledger(
 
 @pytest.mark.everyday("-5", "a word")
 @pytest.mark.parametrize("head", [b"-5", b"1" + 30 * b"0", b"5000", b"garbage"], ids=["-5", "10^30", "5000", "a word"])
-def test_a_planted_head_comes_to_a_verdict(stage: Stage, tmp_path: Path, head: bytes) -> None:
+def test_a_planted_head_comes_to_a_verdict(rig: Rig, tmp_path: Path, head: bytes) -> None:
     with redis_server(tmp_path / "redis") as found:
-        agents, workers = training_pair(stage, found, tmp_path / "done")
+        agents, workers = training_pair(rig, found, tmp_path / "done")
         with redis.Redis(port=found.port) as admin:
             admin.hset(keys_of("elastic", "job")[0], "head", head)
         for agent in agents:
             agent.wait_for(r"the store is lost: .* holds .* of job 'job'\. .* another --rdzv_id")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
         assert [agent.workers() for agent in agents] == workers
-        late = stage.run(*job_of_two(found, tmp_path / "done"))
+        late = rig.run(*job_of_two(found, tmp_path / "done"))
         assert late.exit_code() == ExitCode.REFUSED, late.output
         (tmp_path / "done").touch()
         assert [agent.exit_code() for agent in agents] == [0, 0]

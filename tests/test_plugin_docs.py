@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from pages import BLOCK, Reader
-from stage import Stage
+from rig import Rig
 
 from elastic_core.plugins.manager import HOOKS
 
@@ -22,8 +22,8 @@ TUTORIAL = [DOCS / "authors" / f"{name}.md" for name in ("writing_a_plugin", "ba
 
 
 @pytest.fixture
-def reader(stage: Stage, tmp_path: Path) -> Reader:
-    return Reader(stage, tmp_path)
+def reader(rig: Rig, tmp_path: Path) -> Reader:
+    return Reader(rig, tmp_path)
 
 
 @pytest.mark.timeout(600)

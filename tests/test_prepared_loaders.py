@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from stage import WARM, WORKERS, Stage
+from rig import WARM, WORKERS, Rig
 
 TRAIN = WORKERS / "prepared.py"
 TWO = ["--standalone", "--nproc_per_node=2"]
@@ -23,10 +23,10 @@ HINTS = {"accelerate": r"Leave the loader out of accelerator\.prepare", "fabric"
 @pytest.mark.parametrize("framework", ["accelerate", "fabric"])
 @pytest.mark.parametrize("loop", [[], ["--by_hand"]], ids=["state", "by hand"])
 def test_a_loader_that_the_framework_prepares_is_refused_before_its_first_batch(
-    stage: Stage, loop: list[str], framework: str, form: str
+    rig: Rig, loop: list[str], framework: str, form: str
 ) -> None:
     job = [TRAIN, f"--framework={framework}", f"--form={form}", "--prepare", *loop]
-    agent = stage.run(*TWO, "--max_restarts=0", *job, env=WARM)
+    agent = rig.run(*TWO, "--max_restarts=0", *job, env=WARM)
     assert agent.exit_code() == 1, agent.output
     agent.wait_for(HINTS[framework])
     assert not agent.reports("step")
@@ -35,11 +35,11 @@ def test_a_loader_that_the_framework_prepares_is_refused_before_its_first_batch(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", ["accelerate", "fabric"])
 def test_as_our_pages_have_it_each_sample_is_used_once_though_a_worker_is_killed(
-    stage: Stage, tmp_path: Path, framework: str
+    rig: Rig, tmp_path: Path, framework: str
 ) -> None:
     hold, at = tmp_path / "hold", STEPS + 5
     job = [TRAIN, f"--framework={framework}", f"--at={at}", "--hold", hold]
-    agent = stage.run(*TWO, "--max_restarts=1", *job, env=WARM)
+    agent = rig.run(*TWO, "--max_restarts=1", *job, env=WARM)
     agent.wait_for_report("holding", count=2, step=at)
     agent.kill_worker(1)
     hold.touch()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import Agent, Stage
+from rig import Agent, Rig
 from terminal import Terminal
 
 EVENTS = "--event_log_handler=console"
@@ -59,10 +59,10 @@ AFTER_ALL = """
 """
 
 
-def test_a_script_that_prints_its_steps_fails_at_one(stage: Stage, file_rendezvous: list[str], script: Path) -> None:
+def test_a_script_that_prints_its_steps_fails_at_one(rig: Rig, file_rendezvous: list[str], script: Path) -> None:
     write(script, TITAN, AFTER_ALL)
     command = ["--nnodes=2", "--nproc_per_node=2", *file_rendezvous, script]
-    agents = [stage.run(*command), stage.run(*command)]
+    agents = [rig.run(*command), rig.run(*command)]
     for agent in agents:
         assert agent.exit_code() == 1
         agent.wait_for(r'\[elastic\] .* rank \d is at .*, read from its output by the pattern "torchtitan"')
@@ -86,14 +86,14 @@ BARS = """
 
 
 def test_the_state_of_an_agent_shows_the_step_of_a_bar_and_its_age(
-    stage: Stage, file_rendezvous: list[str], script: Path
+    rig: Rig, file_rendezvous: list[str], script: Path
 ) -> None:
     write(script, BARS)
-    agents = [stage.run("--nnodes=2", EVENTS, *file_rendezvous, script) for _ in range(2)]
+    agents = [rig.run("--nnodes=2", EVENTS, *file_rendezvous, script) for _ in range(2)]
     for agent in agents:
         agent.wait_for("ready")
     # The bar comes through its agent, and "ready" from the workers themselves.
-    assert stage.wait_until(lambda: any("60/100" in agent.output for agent in agents))
+    assert rig.wait_until(lambda: any("60/100" in agent.output for agent in agents))
     [teller] = [agent for agent in agents if "60/100" in agent.output]
     teller.signal(signal.SIGQUIT)
     teller.wait_for(r"^  rank 0     pid \d+, started \d+\.\d s ago, step 60, last progress \d+\.\d s ago$")
@@ -115,9 +115,9 @@ OWN = """
 """
 
 
-def test_an_own_pattern_is_read_between_garbage_and_from_a_single_workers_stdout(stage: Stage, script: Path) -> None:
+def test_an_own_pattern_is_read_between_garbage_and_from_a_single_workers_stdout(rig: Rig, script: Path) -> None:
     write(script, OWN)
-    agent = stage.run("--standalone", "--max_restarts=1", EVENTS, r"--progress_pattern=at (?P<step>\d+) of", script)
+    agent = rig.run("--standalone", "--max_restarts=1", EVENTS, r"--progress_pattern=at (?P<step>\d+) of", script)
     assert agent.exit_code() == 0
     [said] = events(agent, "progress_pattern")
     assert said["fields"]["pattern"] == "--progress_pattern"
@@ -132,37 +132,37 @@ NAN = """
 """
 
 
-def test_a_nan_loss_ends_the_round_on_request(stage: Stage, file_rendezvous: list[str], script: Path) -> None:
+def test_a_nan_loss_ends_the_round_on_request(rig: Rig, file_rendezvous: list[str], script: Path) -> None:
     write(script, NAN)
     pattern = r"--progress_pattern=step (?P<step>\d+) loss (?P<loss>\S+)"
     options = ["--max_restarts=1", "--nan_stop=20", "--failure_policy=nan_loss=off"]
     command = ["--nnodes=2", *options, pattern, *file_rendezvous, script]
-    agents = [stage.run(*command), stage.run(*command)]
+    agents = [rig.run(*command), rig.run(*command)]
     assert [agent.exit_code() for agent in agents] == [0, 0]
     for agent in agents:
         agent.wait_for(r"NanLoss: the loss is nan since step 5")
 
 
-def test_a_nan_loss_ends_the_job_where_a_policy_says_so(stage: Stage, script: Path) -> None:
+def test_a_nan_loss_ends_the_job_where_a_policy_says_so(rig: Rig, script: Path) -> None:
     write(script, NAN)
     pattern = r"--progress_pattern=step (?P<step>\d+) loss (?P<loss>\S+)"
-    agent = stage.run("--standalone", "--max_restarts=3", "--nan_stop=20", pattern, script)
+    agent = rig.run("--standalone", "--max_restarts=3", "--nan_stop=20", pattern, script)
     assert agent.exit_code() == 1
     agent.wait_for("the job has failed: .*loss")
     assert "round 2" not in agent.output
 
 
-def test_a_nan_loss_is_the_root_cause_of_a_job_that_it_ends(stage: Stage, script: Path) -> None:
+def test_a_nan_loss_is_the_root_cause_of_a_job_that_it_ends(rig: Rig, script: Path) -> None:
     write(script, NAN)
     pattern = r"--progress_pattern=step (?P<step>\d+) loss (?P<loss>\S+)"
-    agent = stage.run("--standalone", "--max_restarts=0", "--nan_stop=20", pattern, script)
+    agent = rig.run("--standalone", "--max_restarts=0", "--nan_stop=20", pattern, script)
     assert agent.exit_code() == 1
     agent.wait_for(r"what    NanLoss: the loss is nan since step 5$")
 
 
-def test_without_nan_stop_a_nan_loss_is_the_scripts_own_business(stage: Stage, script: Path) -> None:
+def test_without_nan_stop_a_nan_loss_is_the_scripts_own_business(rig: Rig, script: Path) -> None:
     write(script, NAN)
-    agent = stage.run("--standalone", "--max_restarts=0", script)
+    agent = rig.run("--standalone", "--max_restarts=0", script)
     assert agent.exit_code() == 0
 
 
@@ -175,8 +175,8 @@ REPORTS = """
 """
 
 
-def test_reports_of_a_script(stage: Stage, script: Path) -> None:
-    agent = stage.run("--standalone", "--max_restarts=0", EVENTS, write(script, REPORTS))
+def test_reports_of_a_script(rig: Rig, script: Path) -> None:
+    agent = rig.run("--standalone", "--max_restarts=0", EVENTS, write(script, REPORTS))
     assert agent.exit_code() == 1
     agent.wait_for(r"who     rank 0 \(.*, at step 3$")
     fields = events(agent, "progress")[0]["fields"]
@@ -192,10 +192,10 @@ REAL_BAR = """
 """
 
 
-def test_a_bar_of_tqdms_own(stage: Stage, file_rendezvous: list[str], script: Path) -> None:
+def test_a_bar_of_tqdms_own(rig: Rig, file_rendezvous: list[str], script: Path) -> None:
     write(script, REAL_BAR)
     command = ["--nnodes=2", *file_rendezvous, script]
-    agents = [stage.run(*command), stage.run(*command)]
+    agents = [rig.run(*command), rig.run(*command)]
     for agent in agents:
         assert agent.exit_code() == 1
         agent.wait_for(r"who     rank 1 \(.*, at step 400$")
@@ -211,8 +211,8 @@ TAKES_NOTICES = """
 """
 
 
-def test_a_script_that_takes_notices_reports_its_steps_with_that(stage: Stage, script: Path) -> None:
-    agent = stage.run("--standalone", "--max_restarts=0", EVENTS, write(script, TAKES_NOTICES))
+def test_a_script_that_takes_notices_reports_its_steps_with_that(rig: Rig, script: Path) -> None:
+    agent = rig.run("--standalone", "--max_restarts=0", EVENTS, write(script, TAKES_NOTICES))
     assert agent.exit_code() == 1
     agent.wait_for(r"who     rank 0 \(.*, at step 5$")
     assert events(agent, "progress")[0]["fields"]["step"] == 1
@@ -229,9 +229,9 @@ CHECKPOINTS = """
 """
 
 
-def test_a_directory_of_checkpoints_is_looked_at_beside_the_job(stage: Stage, script: Path) -> None:
+def test_a_directory_of_checkpoints_is_looked_at_beside_the_job(rig: Rig, script: Path) -> None:
     place = script.with_name("checkpoints")
-    agent = stage.run("--standalone", f"--checkpoint_path={place}", write(script, CHECKPOINTS))
+    agent = rig.run("--standalone", f"--checkpoint_path={place}", write(script, CHECKPOINTS))
     agent.wait_for("saved")
 
     dumps = 0
@@ -254,8 +254,8 @@ def test_a_directory_of_checkpoints_is_looked_at_beside_the_job(stage: Stage, sc
         ("--nan_stop=-1", "is less than 0"),
     ],
 )
-def test_flags_that_are_refused_before_anything_starts(stage: Stage, script: Path, flag: str, error: str) -> None:
-    agent = stage.run("--standalone", flag, write(script, "print('started')"))
+def test_flags_that_are_refused_before_anything_starts(rig: Rig, script: Path, flag: str, error: str) -> None:
+    agent = rig.run("--standalone", flag, write(script, "print('started')"))
     assert agent.exit_code() == 2
     assert error in agent.output
     assert "started" not in agent.output
@@ -275,15 +275,15 @@ RICH = """
 AT_STEP_30 = r"who     rank \d \(.*, at step 30"
 
 
-def test_a_bar_of_richs_own_under_a_pipe(stage: Stage, script: Path) -> None:
-    agent = stage.run("--nproc_per_node=2", write(script, RICH), env={"TTY_COMPATIBLE": "1"})
+def test_a_bar_of_richs_own_under_a_pipe(rig: Rig, script: Path) -> None:
+    agent = rig.run("--nproc_per_node=2", write(script, RICH), env={"TTY_COMPATIBLE": "1"})
     assert agent.exit_code() == 1
     agent.wait_for(AT_STEP_30)
 
 
-def test_a_bar_of_richs_own_on_a_terminal(stage: Stage, script: Path) -> None:
+def test_a_bar_of_richs_own_on_a_terminal(rig: Rig, script: Path) -> None:
     command = [sys.executable, "-m", "elastic_core", "run", "--nproc_per_node=1", str(write(script, RICH))]
-    with Terminal(command, stage.folder, stage.environment(), (40, 120)) as terminal:
+    with Terminal(command, rig.folder, rig.environment(), (40, 120)) as terminal:
         terminal.wait_for(AT_STEP_30)
         assert terminal.exit_code() == 1
 
@@ -296,8 +296,8 @@ GENERIC = """
 """
 
 
-def test_a_script_that_prints_a_step_and_its_loss(stage: Stage, script: Path) -> None:
-    agent = stage.run("--standalone", "--nproc_per_node=2", write(script, GENERIC))
+def test_a_script_that_prints_a_step_and_its_loss(rig: Rig, script: Path) -> None:
+    agent = rig.run("--standalone", "--nproc_per_node=2", write(script, GENERIC))
     assert agent.exit_code() == 1
     agent.wait_for(r'rank \d is at step \d+, loss 2.34\d+, read from its output by the pattern "a step and its loss')
     agent.wait_for(r"who     rank \d \(.*, at step 20$")
@@ -312,8 +312,8 @@ THREE_STEPS_A_ROUND = """
 """
 
 
-def test_a_job_that_comes_further_in_each_round_goes_on_however_short_they_are(stage: Stage, script: Path) -> None:
+def test_a_job_that_comes_further_in_each_round_goes_on_however_short_they_are(rig: Rig, script: Path) -> None:
     options = ["--max_restarts=1000", "--failure_policy=no_progress=off"]
-    agent = stage.run("--standalone", "--nproc_per_node=2", *options, write(script, THREE_STEPS_A_ROUND))
+    agent = rig.run("--standalone", "--nproc_per_node=2", *options, write(script, THREE_STEPS_A_ROUND))
     assert agent.exit_code() == 0
     assert "without progress" not in agent.output

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from stage import Stage, free_port
+from rig import Rig, free_port
 
 STD = """
 import elastic_core as elastic
@@ -292,10 +292,10 @@ def test_a_workers_own_child_launches_nothing_and_asks_for_the_guard(tmp_path: P
     ],
 )
 def test_a_signal_ends_the_script_and_not_only_its_job(
-    stage: Stage, tmp_path: Path, signum: int, code: int, said: list[str]
+    rig: Rig, tmp_path: Path, signum: int, code: int, said: list[str]
 ) -> None:
     (tmp_path / "script.py").write_text(TRIES_AGAIN)
-    agent = stage.start([sys.executable, str(tmp_path / "script.py")])
+    agent = rig.start([sys.executable, str(tmp_path / "script.py")])
     agent.wait_for("^WORKER$")
     agent.signal(signum)
     assert agent.exit_code() == code
@@ -326,7 +326,7 @@ def test_logs_of_the_workers_are_kept_where_the_caller_said(tmp_path: Path) -> N
     assert list((tmp_path / "logs").glob("*/round_1/rank_0/stderr.log"))
 
 
-def test_nodes_started_from_python_and_from_the_command_line_form_one_job(stage: Stage, tmp_path: Path) -> None:
+def test_nodes_started_from_python_and_from_the_command_line_form_one_job(rig: Rig, tmp_path: Path) -> None:
     script = tmp_path / "launch.py"
     script.write_text(
         "import sys\n"
@@ -335,15 +335,15 @@ def test_nodes_started_from_python_and_from_the_command_line_form_one_job(stage:
         f"                      rdzv_endpoint={str(tmp_path / 'store')!r})\n"
         "elastic_launch(config, 'env')()\n"
     )
-    first = stage.start([sys.executable, str(script)])
+    first = rig.start([sys.executable, str(script)])
     flags = ["--nnodes=2", "--rdzv_backend=file", f"--rdzv_endpoint={tmp_path / 'store'}", "--rdzv_id=job"]
-    second = stage.run(*flags, "--no_python", "env")
+    second = rig.run(*flags, "--no_python", "env")
     assert (first.exit_code(), second.exit_code()) == (0, 0), first.output
     assert all("WORLD_SIZE=2" in agent.output for agent in (first, second))
 
 
 def test_nodes_that_are_numbered_by_hand_meet_from_python_as_notebook_launchers_have_it(
-    stage: Stage, tmp_path: Path
+    rig: Rig, tmp_path: Path
 ) -> None:
     (tmp_path / "launch.py").write_text(
         "import sys\n"
@@ -353,18 +353,18 @@ def test_nodes_that_are_numbered_by_hand_meet_from_python_as_notebook_launchers_
         "elastic_launch(config=config, entrypoint='env')()\n"
     )
     port = str(free_port())
-    agents = [stage.start([sys.executable, str(tmp_path / "launch.py"), rank, port]) for rank in "10"]
+    agents = [rig.start([sys.executable, str(tmp_path / "launch.py"), rank, port]) for rank in "10"]
     for agent, rank in zip(agents, "10", strict=True):
         assert agent.exit_code() == 0, agent.output
         assert {f"RANK={rank}", "WORLD_SIZE=2"} <= set(agent.lines)
 
 
 @pytest.mark.parametrize("package", ["torch.distributed.elastic", "elastic_core"])
-def test_nodes_meet_over_the_handler_that_a_spec_brings(stage: Stage, tmp_path: Path, package: str) -> None:
+def test_nodes_meet_over_the_handler_that_a_spec_brings(rig: Rig, tmp_path: Path, package: str) -> None:
     """A handler of torch's is asked for each round; Elastic's names a backend, and the job has its ledger."""
     script, port = tmp_path / "agent.py", free_port()
     script.write_text(HANDLER.replace("torch.distributed.elastic", package))
-    agents = [stage.start([sys.executable, str(script), str(node), str(port)]) for node in (0, 1)]
+    agents = [rig.start([sys.executable, str(script), str(node), str(port)]) for node in (0, 1)]
     for agent in agents:
         assert agent.exit_code() == 0, agent.output
         assert "RETURNED [4.0]" in agent.lines

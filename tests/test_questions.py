@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stage import Stage
+from rig import Rig
 
 LOAD = """
 from elastic_core import hookimpl
@@ -41,12 +41,12 @@ def install(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def test_each_node_gets_the_sum_of_all_answers(stage: Stage, file_rendezvous: list[str], tmp_path: Path) -> None:
+def test_each_node_gets_the_sum_of_all_answers(rig: Rig, file_rendezvous: list[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"import os, time\nwhile not os.path.exists({str(tmp_path / 'stop')!r}):\n    time.sleep(0.05)\n")
     env = install(tmp_path / "installed")
     flags = ["--nnodes=2", "--nproc_per_node=2", *file_rendezvous]
-    agents = [stage.run(*flags, script, env=env) for _ in range(2)]
+    agents = [rig.run(*flags, script, env=env) for _ in range(2)]
     for agent in agents:
         for nth in (1, 2):
             agent.wait_for(rf"the load of all nodes: {{'nth': {nth}, 'ranks': \[0, 1, 2, 3\], 'workers': 4}}")

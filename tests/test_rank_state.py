@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from stage import WARM, WORKERS, Agent, Stage
+from rig import WARM, WORKERS, Agent, Rig
 
 TRAIN = WORKERS / "rank_state.py"
 TWO = ["--standalone", "--nproc_per_node=2"]
@@ -31,11 +31,11 @@ ONCE = [Counter(range(SAMPLES))] * 2
     [("per_rank", 0), ("per_rank", 2), ("extra", 0), ("sampler", 0), ("iterable", 0), ("stream", 0), ("plain", 0)],
 )
 def test_each_sample_is_used_once_though_workers_are_killed(
-    stage: Stage, tmp_path: Path, loader: str, workers: int
+    rig: Rig, tmp_path: Path, loader: str, workers: int
 ) -> None:
     hold, at = tmp_path / "hold", [7, 20, 26]
     job = [TRAIN, f"--loader={loader}", f"--loaders={workers}", "--hold", hold, "--at", *at]
-    agent = stage.run(*TWO, "--max_restarts=3", *job, env=QUICK)
+    agent = rig.run(*TWO, "--max_restarts=3", *job, env=QUICK)
     for step in at:
         agent.wait_for_report("holding", count=2, step=step)
         agent.kill_worker(step % 2)
@@ -50,13 +50,13 @@ def test_each_sample_is_used_once_though_workers_are_killed(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("loader", ["per_rank", "extra", "sampler", "iterable", "stream", "plain"])
 def test_an_epoch_that_cannot_go_on_with_more_ranks_is_refused_before_samples_are_lost(
-    stage: Stage, tmp_path: Path, file_rendezvous: list[str], loader: str
+    rig: Rig, tmp_path: Path, file_rendezvous: list[str], loader: str
 ) -> None:
     hold = tmp_path / "hold"
     job = ["--nnodes=1:2", "--max_restarts=0", *file_rendezvous, TRAIN, f"--loader={loader}", "--hold", hold, "--at", 6]
-    first = stage.run(*job, env=QUICK)
+    first = rig.run(*job, env=QUICK)
     first.wait_for_report("holding", step=6)
-    second = stage.run(*job, env=QUICK)
+    second = rig.run(*job, env=QUICK)
     first.wait_for("are to stop together")
     Path(f"{hold}-6").touch()
     assert first.exit_code() == 1
@@ -71,12 +71,12 @@ def test_an_epoch_that_cannot_go_on_with_more_ranks_is_refused_before_samples_ar
 @pytest.mark.variant
 @pytest.mark.timeout(300)
 def test_with_other_ranks_the_next_epoch_begins_and_a_hook_makes_new_states_of_all_old_ones(
-    stage: Stage, tmp_path: Path
+    rig: Rig, tmp_path: Path
 ) -> None:
     job = [TRAIN, "--disk", tmp_path / "disk"]
-    agent = stage.run("--standalone", "--nproc_per_node=2", *job, env=QUICK)
+    agent = rig.run("--standalone", "--nproc_per_node=2", *job, env=QUICK)
     assert agent.exit_code() == 0, agent.output
-    again = stage.run("--standalone", "--nproc_per_node=3", *job, env=QUICK)
+    again = rig.run("--standalone", "--nproc_per_node=3", *job, env=QUICK)
     assert again.exit_code() == 0, again.output
     assert [(r["tier"], r["step"], r["own"]) for r in again.reports("began")] == [("disk", 40, 3000 + 180)] * 3
 
@@ -84,17 +84,17 @@ def test_with_other_ranks_the_next_epoch_begins_and_a_hook_makes_new_states_of_a
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_the_own_state_of_a_lost_rank_goes_to_the_newcomer(
-    stage: Stage, tmp_path: Path, file_rendezvous: list[str], lost: int
+    rig: Rig, tmp_path: Path, file_rendezvous: list[str], lost: int
 ) -> None:
     hold = tmp_path / "hold"
     job = ["--nnodes=2", *file_rendezvous, TRAIN, "--hold", hold, "--at", 7]
-    nodes = [stage.run(*job, env=QUICK) for _ in range(2)]
+    nodes = [rig.run(*job, env=QUICK) for _ in range(2)]
     for node in nodes:
         node.wait_for_report("holding", step=7)
     nodes.sort(key=lambda node: node.reports("began")[0].rank)
     gone = nodes.pop(lost)
     gone.kill_node()
-    nodes.append(stage.run(*job, env=QUICK))
+    nodes.append(rig.run(*job, env=QUICK))
     for node in nodes:
         node.wait_for_report("holding", step=7, count=1 + (node is nodes[0]))
     Path(f"{hold}-7").touch()
@@ -107,20 +107,18 @@ def test_the_own_state_of_a_lost_rank_goes_to_the_newcomer(
     assert used(gone, *nodes) == ONCE
 
 
-def test_state_that_is_declared_the_same_and_differs_is_refused_by_name(stage: Stage) -> None:
-    agent = stage.run(*TWO, TRAIN, "--differ", env=QUICK)
+def test_state_that_is_declared_the_same_and_differs_is_refused_by_name(rig: Rig) -> None:
+    agent = rig.run(*TWO, TRAIN, "--differ", env=QUICK)
     assert agent.exit_code() == 1
     agent.wait_for(r"The ranks differ in what is declared to be the same on all of them: extra\['mine'\]\['value'\]\. ")
     assert "per_rank=" in agent.output, "what to do"
     assert {r["step"] for r in agent.reports("step")} == {1}
 
 
-def test_state_that_comes_to_differ_later_is_reported_in_time_and_costs_no_restart(
-    stage: Stage, tmp_path: Path
-) -> None:
+def test_state_that_comes_to_differ_later_is_reported_in_time_and_costs_no_restart(rig: Rig, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     job = [TRAIN, "--differ_after=5", "--hold", hold, "--at", 13]
-    agent = stage.run(*TWO, "--max_restarts=1", *job, env=QUICK)
+    agent = rig.run(*TWO, "--max_restarts=1", *job, env=QUICK)
     agent.wait_for_report("holding", count=2, step=13)
     told = r"The ranks differ in what is declared to be the same on all of them: extra\['mine'\]\['value'\]\. "
     agent.wait_for(told)

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from stage import EXAMPLES, WARM, WORKERS, Stage
+from rig import EXAMPLES, WARM, WORKERS, Rig
 
 from elastic_core.cli.settle import FLAGS
 
@@ -107,11 +107,11 @@ def changed(script: str) -> str:
 
 
 @pytest.mark.parametrize("added", [False, True])
-def test_unchanged_it_survives_and_with_the_lines_it_loses_no_step(stage: Stage, tmp_path: Path, added: bool) -> None:
+def test_unchanged_it_survives_and_with_the_lines_it_loses_no_step(rig: Rig, tmp_path: Path, added: bool) -> None:
     """The script counts the steps of its last life: 20 when it began anew, 13 when it went on after the seventh."""
     original = (EXAMPLES / "minimal" / "train.py").read_text(encoding="utf-8")
     script = tmp_path / "train.py"
     script.write_text(changed(original) if added else original)
-    agent = stage.run(*TWO, script, "--epochs=2", env=WARM)
+    agent = rig.run(*TWO, script, "--epochs=2", env=WARM)
     assert agent.exit_code() == 0, agent.output
     assert f"trained for {13 if added else 20} steps" in agent.lines, agent.output

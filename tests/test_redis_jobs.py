@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 from redis_servers import Daemon, opened, redis_server, sentinel_set
-from stage import WORKERS, Agent, Stage, command_line
+from rig import WORKERS, Agent, Rig, command_line
 from wardens import wait_until
 
 from elastic_core.exit_codes import ExitCode
@@ -27,13 +27,13 @@ def done(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pair(stage: Stage, done: Path) -> Callable[..., list[Agent]]:
+def pair(rig: Rig, done: Path) -> Callable[..., list[Agent]]:
     """``pair(endpoint, conf)`` starts two nodes of two workers each, and waits until all train."""
 
     def start(endpoint: str, conf: str = SOON, **env: str) -> list[Agent]:
         rendezvous = ["--rdzv_backend=redis", f"--rdzv_endpoint={endpoint}", f"--rdzv_conf={conf}", "--rdzv_id=job"]
         command = ["--nnodes=1:2", "--nproc_per_node=2", "--max_restarts=2", *rendezvous]
-        agents = [stage.run(*command, WORKERS / "barrier.py", "--tell=0.2", "--until", done, env=env) for _ in range(2)]
+        agents = [rig.run(*command, WORKERS / "barrier.py", "--tell=0.2", "--until", done, env=env) for _ in range(2)]
         for agent in agents:
             agent.wait_for_report("training", count=2, world_size=4)
         return agents
@@ -85,7 +85,7 @@ def head(server: Daemon) -> int:
 
 
 def test_a_new_master_that_lacks_the_last_writes_gets_them_back(
-    stage: Stage, pair: Callable[..., list[Agent]], done: Path, tmp_path: Path
+    rig: Rig, pair: Callable[..., list[Agent]], done: Path, tmp_path: Path
 ) -> None:
     """A restart was written to the old master alone, which is gone with it; another one after that recovers, too."""
     with sentinel_set(tmp_path / "redis") as (master, replica, sentinel):
@@ -106,7 +106,7 @@ def test_a_new_master_that_lacks_the_last_writes_gets_them_back(
         for agent in agents:
             agent.wait_for("the store has lost its last .* entr|the store answers again")
             agent.wait_for_report("step", count=len(agent.reports("step")) + 1)
-        assert stage.wait_until(lambda: head(replica) >= written)
+        assert rig.wait_until(lambda: head(replica) >= written)
         assert pids(agents) == before, "somebody was stopped:\n" + "\n".join(agent.output for agent in agents)
         agents[1].kill_worker(max(agents[1].workers()))
         train_again(agents, restarts=2)
@@ -114,21 +114,21 @@ def test_a_new_master_that_lacks_the_last_writes_gets_them_back(
 
 
 def test_no_node_waits_for_the_fence_of_members_that_had_stopped_before_the_store_was_emptied(
-    stage: Stage, done: Path, tmp_path: Path
+    rig: Rig, done: Path, tmp_path: Path
 ) -> None:
     """One member has left in order, and the one that had read that is stopped: the others know it from the ledger."""
     with redis_server(tmp_path / "redis") as server:
         rendezvous = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
         conf = "--rdzv_conf=beat_interval=0.5,lost_after=8"
         command = ["--nnodes=2", *rendezvous, conf, WORKERS / "barrier.py", "--until", done]
-        first, second = stage.run(*command), stage.run(*command)
+        first, second = rig.run(*command), rig.run(*command)
         for agent in (first, second):
             agent.wait_for_report("training", world_size=2)
         first.signal(signal.SIGTERM)
         first.exit_code()
         second.wait_for("waiting for 1 more node")
         second.signal(signal.SIGSTOP)
-        others = [stage.run(*command), stage.run(*command)]
+        others = [rig.run(*command), rig.run(*command)]
         with closing(opened(server.endpoint)) as store, redis.Redis(port=server.port) as admin:
             # On a machine so slow that the second is taken for lost meanwhile, they train before the store is emptied.
             assert wait_until(lambda: len(store.roster()) == 4 or bool(others[0].reports("training")))
@@ -144,7 +144,7 @@ def test_no_node_waits_for_the_fence_of_members_that_had_stopped_before_the_stor
 
 @pytest.mark.parametrize("given", ["in the environment", "in the endpoint", "in --rdzv_conf"])
 def test_no_process_of_a_job_but_its_agents_knows_the_password(
-    stage: Stage, pair: Callable[..., list[Agent]], done: Path, tmp_path: Path, given: str
+    rig: Rig, pair: Callable[..., list[Agent]], done: Path, tmp_path: Path, given: str
 ) -> None:
     with redis_server(tmp_path / "redis", "requirepass s3cret") as server:
         if given == "in the endpoint":
@@ -153,31 +153,31 @@ def test_no_process_of_a_job_but_its_agents_knows_the_password(
             agents = pair(server.endpoint, f"{SOON},password=s3cret")
         else:
             agents = pair(server.endpoint, SOON, ELASTIC_REDIS_PASSWORD="s3cret")
-        others = set(stage.processes()) - {agent.pid for agent in agents}
+        others = set(rig.processes()) - {agent.pid for agent in agents}
         assert set(pids(agents)) < others, "workers and wardens"
         for pid in others:
             assert b"s3cret" not in Path(f"/proc/{pid}/environ").read_bytes(), command_line(pid)
-        for pid in stage.processes():
+        for pid in rig.processes():
             assert "s3cret" not in command_line(pid)
         all_finish(done, agents)
         assert not [agent.output for agent in agents if "s3cret" in agent.output]
 
 
 @pytest.mark.parametrize("where", ["no route", "wrong password"])
-def test_a_node_that_cannot_connect_prints_the_reason_and_ends(stage: Stage, tmp_path: Path, where: str) -> None:
+def test_a_node_that_cannot_connect_prints_the_reason_and_ends(rig: Rig, tmp_path: Path, where: str) -> None:
     with redis_server(tmp_path / "redis", "requirepass s3cret") as server:
         endpoint = "redis://:wr0ng@" + (server.endpoint if where == "wrong password" else "127.0.0.1:9")
         soon = ["--rdzv_conf=join_timeout=2"] if where == "no route" else []
         flags = ["--nnodes=2", "--rdzv_backend=redis", *soon, "--no_python", "true"]
-        agent = stage.run(*flags, env={"PET_RDZV_ENDPOINT": endpoint})
+        agent = rig.run(*flags, env={"PET_RDZV_ENDPOINT": endpoint})
         assert agent.exit_code() == ExitCode.UNREACHABLE
     said = "does not let us in" if where == "wrong password" else "can be reached at 127.0.0.1:9: Connection refused"
     assert said in agent.output
     assert "wr0ng" not in agent.output
 
 
-def test_a_url_that_cannot_be_is_refused_without_its_password(stage: Stage) -> None:
+def test_a_url_that_cannot_be_is_refused_without_its_password(rig: Rig) -> None:
     for backend in ([], ["--rdzv_backend=c10d"], ["--rdzv_backend=redis"], ["--rdzv_backend=local"]):
-        agent = stage.run("--nnodes=2", *backend, "--rdzv_endpoint=redis://:wr0ng@h:x/y", "--no_python", "true")
+        agent = rig.run("--nnodes=2", *backend, "--rdzv_endpoint=redis://:wr0ng@h:x/y", "--no_python", "true")
         assert agent.exit_code() == ExitCode.USAGE, agent.output
         assert "wr0ng" not in agent.output

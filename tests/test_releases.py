@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Agent, Stage, over
+from rig import WORKERS, Agent, Rig, over
 
 from elastic_core import __version__
 from elastic_core.exit_codes import ExitCode
@@ -32,15 +32,15 @@ def command(tmp_path: Path) -> list[object]:
 
 
 @pytest.fixture
-def start(stage: Stage, tmp_path: Path, command: list[object]) -> Callable[[str], tuple[Agent, Agent]]:
+def start(rig: Rig, tmp_path: Path, command: list[object]) -> Callable[[str], tuple[Agent, Agent]]:
     """Starts an agent, and beside it, once that trains, one of the release that a change makes."""
 
     def agents(change: str) -> tuple[Agent, Agent]:
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "sitecustomize.py").write_text(change)
-        first = stage.run(*command)
+        first = rig.run(*command)
         first.wait_for_report("training", world_size=1)
-        return first, stage.run(*command, env={"PYTHONPATH": str(tmp_path / "other")})
+        return first, rig.run(*command, env={"PYTHONPATH": str(tmp_path / "other")})
 
     return agents
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from stage import WARM, WORKERS, Stage
+from rig import WARM, WORKERS, Rig
 
 import elastic_core
 
@@ -47,9 +47,9 @@ def installed(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("start", [{}, WARM], ids=["fresh", "warm"])
 def test_the_root_cause_of_a_failure_is_told_though_core_was_removed(
-    stage: Stage, installed: Path, tmp_path: Path, start: dict[str, str]
+    rig: Rig, installed: Path, tmp_path: Path, start: dict[str, str]
 ) -> None:
-    agent = stage.run(
+    agent = rig.run(
         *("--standalone", f"--log_dir={tmp_path / 'logs'}", WORKERS / "sleeper.py"),
         env={"PYTHONPATH": str(installed), "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"), **start},
     )

@@ -12,7 +12,7 @@ import pytest
 from hosts import Host, hosts
 from live_rounds import live_spans, lives
 from redis_servers import Daemon, running
-from stage import WORKERS, Agent, Stage
+from rig import WORKERS, Agent, Rig
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -50,15 +50,15 @@ def replicated(folder: Path, old: Host, new: Host, *, guarded: bool) -> Iterator
                 yield ",".join(sentinel.endpoint for sentinel in sentinels), sentinels
 
 
-def run(stage: Stage, host: Host, *arguments: object) -> Agent:
-    return stage.start(host.command(sys.executable, "-m", "elastic_core", "run", *map(str, arguments)))
+def run(rig: Rig, host: Host, *arguments: object) -> Agent:
+    return rig.start(host.command(sys.executable, "-m", "elastic_core", "run", *map(str, arguments)))
 
 
 @pytest.mark.everyday("it refuses writes")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("guarded", [True, False], ids=["it refuses writes", "only the sentinels know"])
 def test_the_round_on_a_replaced_masters_side_is_over_before_the_next_begins(
-    stage: Stage, tmp_path: Path, guarded: bool
+    rig: Rig, tmp_path: Path, guarded: bool
 ) -> None:
     with hosts(2) as (old, new), replicated(tmp_path / "redis", old, new, guarded=guarded) as (endpoint, sentinels):
         signs = tmp_path / "lives"
@@ -66,9 +66,9 @@ def test_the_round_on_a_replaced_masters_side_is_over_before_the_next_begins(
         job = ["--nnodes=1:1", "--rdzv_backend=redis", f"--rdzv_endpoint={endpoint}", f"--rdzv_conf={CONF}"]
         job += ["--rdzv_id=job", str(WORKERS / "barrier.py"), "--tell=0.2", "--lives", str(signs)]
         job += ["--until", str(tmp_path / "done")]
-        first = run(stage, old, *job)
+        first = run(rig, old, *job)
         first.wait_for_report("training", world_size=1)
-        spare = run(stage, new, *job)
+        spare = run(rig, new, *job)
         spare.wait_for("the job has all 1 node.s. that it takes")
         old.shut_out(new)
         sentinels[1].wait_for_log(r"\+switch-master")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from memory_files import memory_files
-from stage import WARM, WORKERS, Agent, Report, Stage
+from rig import WARM, WORKERS, Agent, Report, Rig
 
 TRAIN = WORKERS / "fsdp_state.py"
 PRELOAD = ["--preload=torch,torch._dynamo"]
@@ -28,16 +28,16 @@ def finish(hold: Path, *agents: Agent) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_that_is_killed_costs_no_step_and_no_bit(stage: Stage, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_costs_no_step_and_no_bit(rig: Rig, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     command = ["--standalone", "--nproc_per_node=2", "--max_restarts=1", *PRELOAD, TRAIN, "--steps=8"]
-    hurt = stage.run(*command, "--at=5", "--hold", hold, env=WARM)
+    hurt = rig.run(*command, "--at=5", "--hold", hold, env=WARM)
     hurt.wait_for_report("holding", count=2)
     hurt.kill_worker(1)
     began = hurt.wait_for_report("began", count=4)[2:]
     assert [(report["tier"], report["step"]) for report in began] == [("memory", 5)] * 2
     finish(hold, hurt)
-    alone = stage.run(*command, env=WARM)
+    alone = rig.run(*command, env=WARM)
     assert alone.exit_code() == 0, alone.output
     assert digests(alone) == digests(hurt)
 
@@ -45,12 +45,12 @@ def test_a_worker_that_is_killed_costs_no_step_and_no_bit(stage: Stage, tmp_path
 @pytest.mark.variant
 @pytest.mark.timeout(300)
 def test_the_parts_of_a_lost_node_come_from_their_last_replicas(
-    stage: Stage, tmp_path: Path, file_rendezvous: list[str]
+    rig: Rig, tmp_path: Path, file_rendezvous: list[str]
 ) -> None:
     hold, mark = tmp_path / "hold", f"state-{uuid.uuid4().hex}"
     command = ["--nnodes=2", "--nproc_per_node=2", *PRELOAD, *file_rendezvous, TRAIN, "--steps=8", "--mark", mark]
     command += ["--replicate-every=3", "--at=3", "--replicated", "--then=5", "--hold", hold]
-    nodes = [stage.run(*command, env=WARM) for _ in range(2)]
+    nodes = [rig.run(*command, env=WARM) for _ in range(2)]
     for node in nodes:
         node.wait_for_report("holding", count=2, step=5)
         names = {name for pid, name in memory_files(mark) if pid == node.pid}
@@ -58,7 +58,7 @@ def test_the_parts_of_a_lost_node_come_from_their_last_replicas(
     replicated = digests(*nodes, event="replicated")
     nodes.pop(0).kill_node()  # the survivor's ranks come first from here on: each has the number of one that was lost
     [survivor] = nodes
-    newcomer = stage.run(*command, env=WARM)
+    newcomer = rig.run(*command, env=WARM)
     began = [*newcomer.wait_for_report("began", count=2), *survivor.wait_for_report("began", count=4)[2:]]
     assert {(report["step"], report["digest"]) for report in began} == {(3, *replicated)}
     assert [report["tier"] for report in began] == ["peer"] * 2 + ["memory"] * 2
@@ -67,15 +67,13 @@ def test_the_parts_of_a_lost_node_come_from_their_last_replicas(
 
 
 @pytest.mark.timeout(300)
-def test_parts_are_made_anew_when_nodes_join_and_leave(
-    stage: Stage, tmp_path: Path, file_rendezvous: list[str]
-) -> None:
+def test_parts_are_made_anew_when_nodes_join_and_leave(rig: Rig, tmp_path: Path, file_rendezvous: list[str]) -> None:
     over = tmp_path / "over"
     flags = ["--nnodes=1:2", "--preemption_grace=60", *PRELOAD, *file_rendezvous]
     job = [TRAIN, "--steps=1000000", "--replicate-every=1000000", "--endless", "--hold", over]
-    large = stage.run(*flags, "--nproc_per_node=2", *job, env=WARM)
+    large = rig.run(*flags, "--nproc_per_node=2", *job, env=WARM)
     large.wait_for_report("step", count=4)
-    small = stage.run(*flags, "--nproc_per_node=1", *job, env=WARM)
+    small = rig.run(*flags, "--nproc_per_node=1", *job, env=WARM)
     began = [*small.wait_for_report("began", world=3), *large.wait_for_report("began", count=2, world=3)]
     assert came_to(*began) == came_to(*large.reports("stopped", world=2)), "of two ranks and of three"
     small.wait_for_report("step", count=2)

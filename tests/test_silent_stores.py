@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from etcd_servers import running
 from redis_servers import redis_server
-from stage import WORKERS, Agent, Stage, descendants, free_port, name_of
+from rig import WORKERS, Agent, Rig, descendants, free_port, name_of
 from training import SOON, train_again, train_for
 
 from elastic_core.exit_codes import ExitCode
@@ -65,12 +65,12 @@ def done(tmp_path: Path) -> Path:
     return tmp_path / "done"
 
 
-def pair(stage: Stage, backend: str, store: Store, done: Path, *flags: str, conf: str = SOON) -> list[Agent]:
+def pair(rig: Rig, backend: str, store: Store, done: Path, *flags: str, conf: str = SOON) -> list[Agent]:
     """Two nodes that train."""
     rendezvous = [f"--rdzv_backend={backend}", f"--rdzv_endpoint={store.endpoint}", f"--rdzv_conf={conf}"]
     command = ["--nnodes=2", "--max_restarts=3", "--rdzv_id=job", *rendezvous]
     command += [str(WORKERS / "barrier.py"), "--tell=0.2", f"--until={done}", *flags]
-    agents = [stage.run(*command) for _ in range(2)]
+    agents = [rig.run(*command) for _ in range(2)]
     train_again(agents, 0)
     if backend == "c10d":
         [store.pid] = {pid for agent in agents for pid in descendants(agent.pid) if name_of(pid) == "elastic-store"}
@@ -80,14 +80,14 @@ def pair(stage: Stage, backend: str, store: Store, done: Path, *flags: str, conf
 @pytest.mark.everyday("redis")
 @pytest.mark.parametrize("backend", ["redis", pytest.param("etcd", marks=pytest.mark.variant), "c10d"])
 def test_no_worker_is_restarted_when_the_store_is_stopped_for_a_while(
-    stage: Stage, tmp_path: Path, done: Path, backend: str
+    rig: Rig, tmp_path: Path, done: Path, backend: str
 ) -> None:
     with server(backend, tmp_path / "server") as store:
-        agents = pair(stage, backend, store, done)
+        agents = pair(rig, backend, store, done)
         store.stop()
-        train_for(stage, agents, STOPPED_FOR)
+        train_for(rig, agents, STOPPED_FOR)
         store.go_on()
-        train_for(stage, agents, STOPPED_FOR)  # long enough for a lost node to be found
+        train_for(rig, agents, STOPPED_FOR)  # long enough for a lost node to be found
         agents[1].kill_worker(max(agents[1].workers()))
         train_again(agents, 1)
         done.touch()
@@ -98,13 +98,13 @@ def test_no_worker_is_restarted_when_the_store_is_stopped_for_a_while(
 @pytest.mark.everyday("etcd")
 @pytest.mark.parametrize("backend", [pytest.param("redis", marks=pytest.mark.variant), "etcd", "c10d"])
 def test_a_store_that_stays_stopped_is_told_of_before_the_fence_and_the_job_goes_on_after_it(
-    stage: Stage, tmp_path: Path, done: Path, backend: str
+    rig: Rig, tmp_path: Path, done: Path, backend: str
 ) -> None:
     told = r"the store does not answer; workers go on, and we keep trying: .*{} .*See "
     fenced = "no contact with the store for too long: the workers are stopped"
     with server(backend, tmp_path / "server") as store:
         # Workers that only block when they lose a peer: each node has to stop its own.
-        agents = pair(stage, backend, store, done, "--deaf", conf=f"{SOON},fence_after={FENCE_AFTER:g}")
+        agents = pair(rig, backend, store, done, "--deaf", conf=f"{SOON},fence_after={FENCE_AFTER:g}")
         store.stop()
         for agent in agents:
             agent.wait_for(fenced)
@@ -115,18 +115,18 @@ def test_a_store_that_stays_stopped_is_told_of_before_the_fence_and_the_job_goes
         for agent in agents:
             agent.wait_for("the store answers again")
             agent.wait_for_report("training", world_size=2, count=2)
-        train_for(stage, agents, 0.0)
+        train_for(rig, agents, 0.0)
         done.touch()
         for agent in agents:
             assert agent.exit_code() == ExitCode.SUCCESS, agent.output
 
 
 @pytest.mark.parametrize("backend", ["redis", pytest.param("etcd", marks=pytest.mark.variant)])
-def test_agents_that_begin_while_the_store_is_stopped_wait_for_it(stage: Stage, tmp_path: Path, backend: str) -> None:
+def test_agents_that_begin_while_the_store_is_stopped_wait_for_it(rig: Rig, tmp_path: Path, backend: str) -> None:
     with server(backend, tmp_path / "server") as store:
         store.stop()
         flags = ["--nnodes=2", "--rdzv_id=job", f"--rdzv_backend={backend}", f"--rdzv_endpoint={store.endpoint}"]
-        agents = [stage.run(*flags, "--no_python", "true") for _ in range(2)]
+        agents = [rig.run(*flags, "--no_python", "true") for _ in range(2)]
         for agent in agents:
             agent.wait_for(f"the store at {store.endpoint} does not answer; waiting for it for up to 60 s")
         store.go_on()

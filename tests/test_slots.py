@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from live_rounds import lives, two_alive
-from stage import WORKERS, Agent, Stage, command_line, descendants, name_of
+from rig import WORKERS, Agent, Rig, command_line, descendants, name_of
 
 from elastic_core.agent.slot import Slot
 
@@ -40,14 +40,14 @@ def finishes(agent: Agent, tmp_path: Path) -> None:
 
 
 def test_of_a_slot_that_it_finds_free_a_new_agent_says_so(
-    stage: Stage, name: str, command: list[object], tmp_path: Path
+    rig: Rig, name: str, command: list[object], tmp_path: Path
 ) -> None:
     """It gets a lower one than the agent had that is gone, where others had those at that time."""
     with closing(Slot.take(name)):
-        first = stage.run(*command)
+        first = rig.run(*command)
         trains(first)
     first.kill_node()
-    second = stage.run(*command)
+    second = rig.run(*command)
     trains(second)
     assert "(agent 2)" in first.output
     assert f"as {os.uname().nodename}\n" in second.output, "it has the first slot"
@@ -55,15 +55,15 @@ def test_of_a_slot_that_it_finds_free_a_new_agent_says_so(
 
 
 def test_a_new_agent_goes_on_when_the_last_process_of_the_old_one_is_gone(
-    stage: Stage, command: list[object], tmp_path: Path
+    rig: Rig, command: list[object], tmp_path: Path
 ) -> None:
     """The warden takes its time; until then its workers may be training."""
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first)
     [warden] = [pid for pid in descendants(first.pid) if name_of(pid) == "elastic-warden"]
     os.kill(warden, signal.SIGSTOP)
     first.signal(signal.SIGKILL)
-    second = stage.run(*command)
+    second = rig.run(*command)
     second.wait_for("which may still be training, to answer, or to stop by itself")
     assert not second.reports("training")
     os.kill(warden, signal.SIGCONT)
@@ -87,9 +87,7 @@ def kill_agent_and_warden(agent: Agent) -> None:
     agent.process.wait()
 
 
-def test_no_round_begins_while_a_child_of_a_killed_nodes_worker_trains_on(
-    stage: Stage, name: str, tmp_path: Path
-) -> None:
+def test_no_round_begins_while_a_child_of_a_killed_nodes_worker_trains_on(rig: Rig, name: str, tmp_path: Path) -> None:
     """The agent and its warden are killed at once. The kernel ends the worker, a shell, and not what it has started."""
     (wrapper := tmp_path / "wrap.sh").write_text(WRAPPER)
     wrapper.chmod(0o755)
@@ -97,11 +95,11 @@ def test_no_round_begins_while_a_child_of_a_killed_nodes_worker_trains_on(
     rendezvous = ["--rdzv_backend=file", f"--rdzv_endpoint={tmp_path / 'rdzv'}", f"--rdzv_id={name}"]
     job = [sys.executable, WORKERS / "barrier.py", "--until", tmp_path / "done", "--lives", folder]
     command = [*rendezvous, "--no_python", wrapper, *job]
-    first = stage.run(*command)
+    first = rig.run(*command)
     trains(first)
     [orphan] = [pid for pid in first.named("barrier.py") if "wrap.sh" not in command_line(pid)]
     kill_agent_and_warden(first)
-    second = stage.run(*command)
+    second = rig.run(*command)
     second.wait_for("which may still be training, to answer, or to stop by itself")
     os.kill(orphan, signal.SIGKILL)
     trains(second)
@@ -109,15 +107,15 @@ def test_no_round_begins_while_a_child_of_a_killed_nodes_worker_trains_on(
     assert two_alive(lives(folder)) == []
 
 
-def test_the_next_agent_removes_the_files_of_a_killed_agent_and_its_warden(stage: Stage, tmp_path: Path) -> None:
+def test_the_next_agent_removes_the_files_of_a_killed_agent_and_its_warden(rig: Rig, tmp_path: Path) -> None:
     """Not before the last process of that node is gone, nor the logs that a user wanted."""
     (temporary := tmp_path / "tmp").mkdir()
     (wrapper := tmp_path / "wrap.sh").write_text(WRAPPER)
     wrapper.chmod(0o755)
     environment, logs = {"TMPDIR": str(temporary)}, temporary / "elastic_logs"
     sleeps = [sys.executable, WORKERS / "sleeper.py"]
-    first = stage.run("--standalone", "--no_python", wrapper, *sleeps, env=environment)
-    second = stage.run("--standalone", f"--log_dir={logs}", *sleeps[1:], env=environment)
+    first = rig.run("--standalone", "--no_python", wrapper, *sleeps, env=environment)
+    second = rig.run("--standalone", f"--log_dir={logs}", *sleeps[1:], env=environment)
     for agent in (first, second):
         agent.wait_for_report("started")
     [orphan] = [pid for pid in first.named("sleeper.py") if "wrap.sh" not in command_line(pid)]
@@ -127,7 +125,7 @@ def test_the_next_agent_removes_the_files_of_a_killed_agent_and_its_warden(stage
     assert {*temporary.iterdir()} == {left, logs}
 
     def after_another() -> set[Path]:
-        assert stage.run("--standalone", "--no_python", "true", env=environment).exit_code() == 0
+        assert rig.run("--standalone", "--no_python", "true", env=environment).exit_code() == 0
         return {*temporary.iterdir()}
 
     assert after_another() == {left, logs}
@@ -138,12 +136,10 @@ def test_the_next_agent_removes_the_files_of_a_killed_agent_and_its_warden(stage
     assert after_another() == {logs}
 
 
-def test_a_spare_beside_a_node_that_vanishes_takes_its_place(
-    stage: Stage, command: list[object], tmp_path: Path
-) -> None:
-    first = stage.run(*command)
+def test_a_spare_beside_a_node_that_vanishes_takes_its_place(rig: Rig, command: list[object], tmp_path: Path) -> None:
+    first = rig.run(*command)
     trains(first)
-    spare = stage.run(*command)
+    spare = rig.run(*command)
     spare.wait_for("the job has all 1 node")
     first.kill_node()
     trains(spare)
@@ -164,18 +160,18 @@ sys.exit(main())
 """
 
 
-def on_machine(stage: Stage, machine: str, *command: object) -> Agent:
+def on_machine(rig: Rig, machine: str, *command: object) -> Agent:
     """An agent on a machine that has the same host id as another one, which was started from the same image."""
-    return stage.start([sys.executable, "-c", TWIN, machine, "run", *map(str, command)])
+    return rig.start([sys.executable, "-c", TWIN, machine, "run", *map(str, command)])
 
 
 def test_two_machines_with_one_host_id_do_not_take_each_others_nodes_for_gone(
-    stage: Stage, command: list[object], tmp_path: Path
+    rig: Rig, command: list[object], tmp_path: Path
 ) -> None:
     command = [*BRISK, *command, "--tell=0.2"]
-    first = on_machine(stage, "one", *command)
+    first = on_machine(rig, "one", *command)
     trains(first)
-    others = [on_machine(stage, machine, *command) for machine in ("two", "three")]
+    others = [on_machine(rig, machine, *command) for machine in ("two", "three")]
     for agent in others:
         agent.wait_for("the job has all 1 node")
     first.wait_for_report("step", count=len(first.reports("step")) + 20)  # eight heartbeats
@@ -185,35 +181,35 @@ def test_two_machines_with_one_host_id_do_not_take_each_others_nodes_for_gone(
     assert [agent.reports("training") for agent in others] == [[], []]
 
 
-def as_host(stage: Stage, host: str, *command: object, env: dict[str, str] | None = None) -> Agent:
+def as_host(rig: Rig, host: str, *command: object, env: dict[str, str] | None = None) -> Agent:
     """An agent on a machine of this name."""
     script = f"from elastic_core.agent import registration\nregistration.host_name = lambda: {host!r}\n{TWIN}"
     argv = [sys.executable, "-c", script.replace('"of both"', repr(host)), host, "run", *map(str, command)]
-    return stage.start(argv, env=env)
+    return rig.start(argv, env=env)
 
 
 @pytest.mark.everyday("an operator")
 @pytest.mark.parametrize("by", ["an operator", "a plugin"])
 def test_when_all_nodes_are_replaced_at_once_the_job_goes_on_when_somebody_vouches_for_one(
-    stage: Stage, name: str, tmp_path: Path, by: str
+    rig: Rig, name: str, tmp_path: Path, by: str
 ) -> None:
     where = ["--rdzv_backend=file", f"--rdzv_endpoint={tmp_path / 'rdzv'}", f"--rdzv_id={name}"]
     command = ["--nnodes=2", *where, WORKERS / "barrier.py", "--until", tmp_path / "done"]
     (gone := tmp_path / "gone").mkdir()
     plugin = {} if by == "an operator" else {"ELASTIC_PLUGINS": "gone-hosts", "ELASTIC_GONE_HOSTS": str(gone)}
-    old = [as_host(stage, host, *command, env=plugin) for host in ("pod-1", "pod-2")]
+    old = [as_host(rig, host, *command, env=plugin) for host in ("pod-1", "pod-2")]
     for agent in old:
         agent.wait_for_report("training", world_size=2)
     for agent in old:
         agent.signal(signal.SIGSTOP)  # or the second would say that its worker has lost the first one's
     for agent in old:
         agent.vanish()
-    new = [as_host(stage, host, *command, env=plugin) for host in ("pod-3", "pod-4")]
-    told = stage.wait_until(lambda: any("elastic release pod-" in agent.output for agent in new))
+    new = [as_host(rig, host, *command, env=plugin) for host in ("pod-3", "pod-4")]
+    told = rig.wait_until(lambda: any("elastic release pod-" in agent.output for agent in new))
     assert told, "\n".join(agent.output for agent in new)
     assert not any(agent.reports("training") for agent in new)
     if by == "an operator":
-        releasing = stage.start([sys.executable, "-m", "elastic_core", "release", *map(str, where), "pod-1"])
+        releasing = rig.start([sys.executable, "-m", "elastic_core", "release", *map(str, where), "pod-1"])
         assert releasing.exit_code() == 0, releasing.output
         assert "The job goes on without the 1 agent that pod-1 had." in releasing.output
     else:

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from rig import COLD, WORKERS, parse
 from slurm_cluster import LOGIN, SlurmCluster, SlurmJob, slurm_cluster
-from stage import COLD, WORKERS, parse
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 

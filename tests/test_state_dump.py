@@ -7,17 +7,17 @@ import signal
 from pathlib import Path
 
 import pytest
+from rig import WARM, WORKERS, Rig, descendants, name_of, over
 from simulator import decisions
-from stage import WARM, WORKERS, Stage, descendants, name_of, over
 
 HEAD = r"\[elastic\] the state of "
 
 
 def test_the_leader_and_another_node_say_what_they_do_and_go_on(
-    stage: Stage, file_rendezvous: list[str], tmp_path: Path
+    rig: Rig, file_rendezvous: list[str], tmp_path: Path
 ) -> None:
     command = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=1", f"--log_dir={tmp_path}", *file_rendezvous]
-    agents = [stage.run(*command, WORKERS / "sleeper.py") for _ in range(2)]
+    agents = [rig.run(*command, WORKERS / "sleeper.py") for _ in range(2)]
     for agent in agents:
         agent.wait_for_report("started", count=2, world_size=4)
     before = [agent.workers() for agent in agents]
@@ -45,15 +45,15 @@ def test_the_leader_and_another_node_say_what_they_do_and_go_on(
     assert "round 2" not in "".join(agent.output for agent in agents)
 
 
-def test_an_agent_that_waits_for_its_store_shows_where(stage: Stage, tmp_path: Path) -> None:
+def test_an_agent_that_waits_for_its_store_shows_where(rig: Rig, tmp_path: Path) -> None:
     """Its main thread is in a call of the store's library, which does not return."""
     command = ["--nnodes=1:2", *over("c10d", tmp_path), WORKERS / "sleeper.py"]
-    host = stage.run(*command)
+    host = rig.run(*command)
     host.wait_for_report("started")
     [store] = [pid for pid in descendants(host.pid) if name_of(pid) == "elastic-store"]
     os.kill(store, signal.SIGSTOP)
     try:
-        guest = stage.run(*command)
+        guest = rig.run(*command)
         guest.wait_for("no store answers there yet")
         guest.signal(signal.SIGQUIT)
         guest.wait_for(r"^  waits for  the store, to join the job, for \d+\.\d s$")
@@ -65,7 +65,7 @@ def test_an_agent_that_waits_for_its_store_shows_where(stage: Stage, tmp_path: P
 
 
 @pytest.mark.parametrize("env", [{}, WARM], ids=["fresh", "warm"])
-def test_workers_have_the_usual_sigquit(stage: Stage, tmp_path: Path, env: dict[str, str]) -> None:
+def test_workers_have_the_usual_sigquit(rig: Rig, tmp_path: Path, env: dict[str, str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, signal\n"
@@ -74,15 +74,15 @@ def test_workers_have_the_usual_sigquit(stage: Stage, tmp_path: Path, env: dict[
         "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "os.kill(os.getpid(), signal.SIGQUIT)\n"
     )
-    agent = stage.run("--standalone", script, env=env)
+    agent = rig.run("--standalone", script, env=env)
     assert agent.exit_code() == 1
     assert "was killed by SIGQUIT" in agent.output
     assert "has SIG_DFL" in agent.lines
     assert "blocks" in agent.lines
 
 
-def test_an_agent_with_sigquit_among_the_signals_to_handle_leaves_on_it(stage: Stage) -> None:
-    agent = stage.run("--standalone", "--signals_to_handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT", WORKERS / "sleeper.py")
+def test_an_agent_with_sigquit_among_the_signals_to_handle_leaves_on_it(rig: Rig) -> None:
+    agent = rig.run("--standalone", "--signals_to_handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT", WORKERS / "sleeper.py")
     agent.wait_for_report("started")
     agent.signal(signal.SIGQUIT)
     assert agent.exit_code() == 128 + signal.SIGQUIT

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import WORKERS, Stage, over
+from rig import WORKERS, Rig, over
 
 
 def elastic_status(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -28,10 +28,10 @@ def job_status(rendezvous: list[str]) -> dict[str, Any]:
 
 
 def test_a_job_is_seen_from_outside_with_its_nodes_and_why_restarts_were_spent(
-    stage: Stage, file_rendezvous: list[str]
+    rig: Rig, file_rendezvous: list[str]
 ) -> None:
     command = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=2", *file_rendezvous, str(WORKERS / "sleeper.py")]
-    agents = [stage.run(*command), stage.run(*command)]
+    agents = [rig.run(*command), rig.run(*command)]
     for agent in agents:
         agent.wait_for_report("started", count=2, world_size=4)
     before = job_status(file_rendezvous)
@@ -64,16 +64,16 @@ signal.pause()
 
 
 @pytest.mark.parametrize("backend", ["file", "c10d"])
-def test_ranks_are_shown_with_their_pids_steps_and_what_is_saved(stage: Stage, tmp_path: Path, backend: str) -> None:
+def test_ranks_are_shown_with_their_pids_steps_and_what_is_saved(rig: Rig, tmp_path: Path, backend: str) -> None:
     script = tmp_path / "stepping.py"
     script.write_text(STEPPING)
     rendezvous = over(backend, tmp_path / "store")
     pattern = "--checkpoint_pattern=at step (?P<step>\\d+)"
     command = ["--nnodes=2", "--nproc_per_node=2", pattern, *rendezvous, str(script)]
-    agents = [stage.run(*command), stage.run(*command)]
+    agents = [rig.run(*command), rig.run(*command)]
     for agent in agents:
         agent.wait_for("round 1: 4 worker")
-    watching = stage.start([sys.executable, "-m", "elastic_core", "status", "--watch", "--json", *rendezvous])
+    watching = rig.start([sys.executable, "-m", "elastic_core", "status", "--watch", "--json", *rendezvous])
     shown = json.loads(
         watching.wait_for('"step": 7,.*"step": 8,.*"snapshot": {.*"checkpoint": {.*"step": 9,.*"step": 10,')
     )
@@ -90,11 +90,11 @@ def test_ranks_are_shown_with_their_pids_steps_and_what_is_saved(stage: Stage, t
     assert re.search(r"snapshot  of step 6, .* ago, in memory\n", text), text
 
 
-def test_a_job_is_watched_until_it_is_over(stage: Stage, file_rendezvous: list[str]) -> None:
-    agent = stage.run("--nnodes=1:2", "--nproc_per_node=1", *file_rendezvous, str(WORKERS / "sleeper.py"))
+def test_a_job_is_watched_until_it_is_over(rig: Rig, file_rendezvous: list[str]) -> None:
+    agent = rig.run("--nnodes=1:2", "--nproc_per_node=1", *file_rendezvous, str(WORKERS / "sleeper.py"))
     agent.wait_for_report("started")
     command = [sys.executable, "-m", "elastic_core", "status", "--watch", "--json", *file_rendezvous]
-    watching = stage.start(command)
+    watching = rig.start(command)
     watching.wait_for('"state": "running"')
     os.kill(agent.workers()[0], signal.SIGKILL)
     watching.wait_for('"state": "failed"')

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from stage import WARM, WORKERS, Agent, Stage, free_port
+from rig import WARM, WORKERS, Agent, Rig, free_port
 
 from elastic_core.host.devices.machine import Machine
 from elastic_core.host.devices.visible import gpus
@@ -31,46 +31,46 @@ def shows_environment(tmp_path: Path) -> Path:
     return script
 
 
-def test_nodes_that_are_numbered_by_hand_keep_their_numbers(stage: Stage, shows_environment: Path) -> None:
+def test_nodes_that_are_numbered_by_hand_keep_their_numbers(rig: Rig, shows_environment: Path) -> None:
     address = ["--master_addr=127.0.0.1", f"--master_port={free_port()}", "--nnodes=2"]
-    second = stage.run(*address, "--node_rank=1", "--nproc_per_node=2", shows_environment)
-    first = stage.run(*address, "--node_rank=0", shows_environment)
+    second = rig.run(*address, "--node_rank=1", "--nproc_per_node=2", shows_environment)
+    first = rig.run(*address, "--node_rank=0", shows_environment)
     assert [variables["RANK"] for variables in environment(first)] == ["0"]
     assert [variables["RANK"] for variables in environment(second)] == ["1", "2"]
     assert {variables["MASTER_ADDR"] for variables in environment(second)} == {"127.0.0.1"}
 
 
-def test_a_second_node_of_one_number_is_refused(stage: Stage) -> None:
+def test_a_second_node_of_one_number_is_refused(rig: Rig) -> None:
     address = ["--rdzv_backend=static", f"--master_port={free_port()}", "--nnodes=2", "--rdzv_conf=join_timeout=60"]
-    stage.run(*address, "--node_rank=0", WORKERS / "sleeper.py").wait_for("joining job")
-    stage.run(*address, "--node_rank=1", WORKERS / "sleeper.py").wait_for_report("started")
-    third = stage.run(*address, "--node_rank=1", WORKERS / "sleeper.py")
+    rig.run(*address, "--node_rank=0", WORKERS / "sleeper.py").wait_for("joining job")
+    rig.run(*address, "--node_rank=1", WORKERS / "sleeper.py").wait_for_report("started")
+    third = rig.run(*address, "--node_rank=1", WORKERS / "sleeper.py")
     assert third.exit_code() == 76
     assert "has --node_rank=1, and so has" in third.output
 
 
-def test_jobs_on_one_host_each_have_a_free_port_at_port_0(stage: Stage, shows_environment: Path) -> None:
+def test_jobs_on_one_host_each_have_a_free_port_at_port_0(rig: Rig, shows_environment: Path) -> None:
     places: list[list[str]] = [
         ["--rdzv_endpoint=localhost:0"],
         ["--rdzv_endpoint=127.0.0.1:0", "--rdzv_conf=use_libuv=0"],
         [],
     ]
-    sleepers = [stage.run("--rdzv_backend=c10d", *place, WORKERS / "sleeper.py") for place in places]
+    sleepers = [rig.run("--rdzv_backend=c10d", *place, WORKERS / "sleeper.py") for place in places]
     for sleeper in sleepers:
         sleeper.wait_for_report("started")
     port_0 = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "mine"]
     # As TorchX writes a job of its dist.ddp.
-    [worker] = environment(stage.run(*port_0, "--nnodes", "1", "--role", "", shows_environment))
+    [worker] = environment(rig.run(*port_0, "--nnodes", "1", "--role", "", shows_environment))
     assert (worker["ROLE_NAME"], worker["TORCHELASTIC_RUN_ID"]) == ("", "mine")
 
 
 def test_roles_are_counted_by_themselves_on_unequal_nodes(
-    stage: Stage, file_rendezvous: list[str], shows_environment: Path
+    rig: Rig, file_rendezvous: list[str], shows_environment: Path
 ) -> None:
     command = ["--nnodes=3", *file_rendezvous]
     nodes = [("trainer", 1), ("evaluator", 2), ("trainer", 3)]
     agents = [
-        stage.run(*command, f"--role={role}", f"--nproc_per_node={size}", shows_environment) for role, size in nodes
+        rig.run(*command, f"--role={role}", f"--nproc_per_node={size}", shows_environment) for role, size in nodes
     ]
     workers = [variables for agent in agents for variables in environment(agent)]
     ranks = sorted(int(variables["RANK"]) for variables in workers)
@@ -81,20 +81,18 @@ def test_roles_are_counted_by_themselves_on_unequal_nodes(
         assert {w["ROLE_WORLD_SIZE"] for w in of_role} == {str(size)}
 
 
-def test_an_argument_tells_the_local_rank_to_scripts_of_torch_distributed_launch(stage: Stage, tmp_path: Path) -> None:
+def test_an_argument_tells_the_local_rank_to_scripts_of_torch_distributed_launch(rig: Rig, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os, sys; os.write(1, f'{os.environ[\"RANK\"]} {sys.argv[1:]}\\n'.encode())")
-    agent = stage.run("--nproc=2", "--pass-local-rank", script, "--lr", "1")
+    agent = rig.run("--nproc=2", "--pass-local-rank", script, "--lr", "1")
     assert agent.exit_code() == 0
     assert {line for line in agent.lines if line[:1].isdigit()} == {
         f"{r} ['--local-rank={r}', '--lr', '1']" for r in "01"
     }
 
 
-def test_a_job_survives_three_failures_unless_told_otherwise(stage: Stage) -> None:
-    agent = stage.run(
-        "--no_python", "sh", "-c", "exit $((3 + TORCHELASTIC_RESTART_COUNT))", env={"PET_MAX_RESTARTS": ""}
-    )
+def test_a_job_survives_three_failures_unless_told_otherwise(rig: Rig) -> None:
+    agent = rig.run("--no_python", "sh", "-c", "exit $((3 + TORCHELASTIC_RESTART_COUNT))", env={"PET_MAX_RESTARTS": ""})
     assert agent.exit_code() == 1
     assert re.search("restart 3 of 3$", agent.output, re.MULTILINE)
     assert "all restarts of --max_restarts=3 are spent" in agent.output
@@ -111,21 +109,19 @@ def test_a_job_survives_three_failures_unless_told_otherwise(stage: Stage) -> No
         ),
     ],
 )
-def test_a_script_that_cannot_begin_gets_one_restart(
-    stage: Stage, tmp_path: Path, text: str, shown: str, why: str
-) -> None:
+def test_a_script_that_cannot_begin_gets_one_restart(rig: Rig, tmp_path: Path, text: str, shown: str, why: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(text)
-    agent = stage.run("--nproc_per_node=2", script, "--lr=1", env={"PET_MAX_RESTARTS": ""})
+    agent = rig.run("--nproc_per_node=2", script, "--lr=1", env={"PET_MAX_RESTARTS": ""})
     assert agent.exit_code() == 1
     assert shown in agent.output
     assert why in agent.output
     assert "round 3" not in agent.output
 
 
-def test_only_the_ranks_that_are_asked_for_are_shown(stage: Stage, tmp_path: Path) -> None:
+def test_only_the_ranks_that_are_asked_for_are_shown(rig: Rig, tmp_path: Path) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--local_ranks_filter=1", f"--log_dir={tmp_path}"]
-    agent = stage.run(*flags, *SAYS)
+    agent = rig.run(*flags, *SAYS)
     assert agent.exit_code() == 0
     assert "apple 1" in agent.lines
     assert "apple 0" not in agent.lines
@@ -133,9 +129,9 @@ def test_only_the_ranks_that_are_asked_for_are_shown(stage: Stage, tmp_path: Pat
     assert hidden.read_text() == "apple 0\npear 0\n"
 
 
-def test_wanted_lines_are_copied_to_a_file(stage: Stage, tmp_path: Path) -> None:
+def test_wanted_lines_are_copied_to_a_file(rig: Rig, tmp_path: Path) -> None:
     flags = ["--duplicate_stdout_filters=apple", "--duplicate_stderr_filters=cherry", f"--log_dir={tmp_path}"]
-    agent = stage.run("--standalone", "--nproc_per_node=2", "--tee=3", *flags, *SAYS)
+    agent = rig.run("--standalone", "--nproc_per_node=2", "--tee=3", *flags, *SAYS)
     assert agent.exit_code() == 0
     for name, lines in (
         ("stdout", ["[rank0]:apple 0", "[rank1]:apple 1"]),
@@ -145,31 +141,31 @@ def test_wanted_lines_are_copied_to_a_file(stage: Stage, tmp_path: Path) -> None
         assert sorted(copied.read_text().splitlines()) == lines
 
 
-def test_the_prefix_of_teed_lines_follows_torchruns_template(stage: Stage) -> None:
+def test_the_prefix_of_teed_lines_follows_torchruns_template(rig: Rig) -> None:
     template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank} ${local_rank} ${else}> "}
-    agent = stage.run("--standalone", "--tee=1", "--role=trainer", *SAYS, env=template)
+    agent = rig.run("--standalone", "--tee=1", "--role=trainer", *SAYS, env=template)
     assert agent.exit_code() == 0
     assert "<trainer 0 0 ${else}> apple 0" in agent.lines
 
 
-def test_a_script_run_by_path_is_the_main_program(stage: Stage, tmp_path: Path) -> None:
+def test_a_script_run_by_path_is_the_main_program(rig: Rig, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys; print('running', __name__, sys.argv)")
-    agent = stage.run("--standalone", "--run_path", script, "--gpu=${local_rank}")
+    agent = rig.run("--standalone", "--run_path", script, "--gpu=${local_rank}")
     assert agent.exit_code() == 0
     assert f"running __main__ {[str(script), '--gpu=0']}" in agent.lines
 
 
-def test_the_signals_to_handle_are_those_on_which_a_node_leaves(stage: Stage) -> None:
-    agent = stage.run("--standalone", "--signals_to_handle=SIGUSR1,SIGTERM", WORKERS / "sleeper.py")
+def test_the_signals_to_handle_are_those_on_which_a_node_leaves(rig: Rig) -> None:
+    agent = rig.run("--standalone", "--signals_to_handle=SIGUSR1,SIGTERM", WORKERS / "sleeper.py")
     agent.wait_for_report("started")
     agent.process.send_signal(signal.SIGUSR1)
     assert agent.exit_code() == 128 + signal.SIGUSR1
     assert "received SIGUSR1: leaving" in agent.output
 
 
-def test_events_are_json_lines_on_demand(stage: Stage) -> None:
-    agent = stage.run("--standalone", "--event_log_handler=console", "--no_python", "true")
+def test_events_are_json_lines_on_demand(rig: Rig) -> None:
+    agent = rig.run("--standalone", "--event_log_handler=console", "--no_python", "true")
     assert agent.exit_code() == 0
     events = [json.loads(line) for line in agent.lines if line.startswith("{")]
     names = ["joining", "round_started", "workers_started", "workers_done", "job_closed"]
@@ -188,16 +184,16 @@ def test_events_are_json_lines_on_demand(stage: Stage) -> None:
         (["--rdzv_conf=keep_alive_interval=5"], "has no effect: say beat_interval for what it means"),
     ],
 )
-def test_a_flag_without_effect_warns_and_harms_nothing(stage: Stage, flags: list[str], warning: str) -> None:
-    agent = stage.run(*flags, "--no_python", "true")
+def test_a_flag_without_effect_warns_and_harms_nothing(rig: Rig, flags: list[str], warning: str) -> None:
+    agent = rig.run(*flags, "--no_python", "true")
     assert agent.exit_code() == 0
     [said] = [line for line in agent.lines if line.startswith("elastic: warning: ")]
     assert warning in said
 
 
-def test_workers_run_on_the_cpus_that_they_are_bound_to(stage: Stage) -> None:
+def test_workers_run_on_the_cpus_that_they_are_bound_to(rig: Rig) -> None:
     says = ["--no_python", "sh", "-c", "taskset -p $$"]
-    agent = stage.run("--standalone", "--nproc_per_node=2", "--numa_binding=exclusive", *says)
+    agent = rig.run("--standalone", "--nproc_per_node=2", "--numa_binding=exclusive", *says)
     assert agent.exit_code() == 0, agent.output
     first, second = (int(line.split()[-1], 16) for line in agent.lines if "affinity mask" in line)
     allowed = sum(1 << cpu for cpu in os.sched_getaffinity(0))
@@ -206,25 +202,25 @@ def test_workers_run_on_the_cpus_that_they_are_bound_to(stage: Stage) -> None:
     assert (first | second) & ~allowed == 0
 
 
-def test_every_worker_sees_one_gpu_as_the_first(stage: Stage) -> None:
+def test_every_worker_sees_one_gpu_as_the_first(rig: Rig) -> None:
     says = ["--no_python", "sh", "-c", "echo rank $RANK: $LOCAL_RANK $CUDA_VISIBLE_DEVICES"]
     here = [gpu.name for gpu in gpus({}, Machine())][-2:] or ["3", "5"]  # without any, the list is taken at its word
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(here)}
-    agent = stage.run("--standalone", f"--nproc_per_node={len(here)}", "--virtual_local_rank", *says, env=visible)
+    agent = rig.run("--standalone", f"--nproc_per_node={len(here)}", "--virtual_local_rank", *says, env=visible)
     assert agent.exit_code() == 0
     assert {f"rank {rank}: 0 {gpu}" for rank, gpu in enumerate(here)} <= set(agent.lines)
 
 
-def test_a_word_for_the_number_of_workers_counts_what_is_here(stage: Stage) -> None:
-    agent = stage.run("--standalone", "--nproc_per_node=cpu", "--no_python", "sh", "-c", "echo $WORLD_SIZE workers")
+def test_a_word_for_the_number_of_workers_counts_what_is_here(rig: Rig) -> None:
+    agent = rig.run("--standalone", "--nproc_per_node=cpu", "--no_python", "sh", "-c", "echo $WORLD_SIZE workers")
     assert agent.exit_code() == 0
     assert f"{len(os.sched_getaffinity(0))} workers" in agent.lines
-    refused = stage.run("--standalone", "--nproc_per_node=xpu", "--no_python", "true")
+    refused = rig.run("--standalone", "--nproc_per_node=xpu", "--no_python", "true")
     assert refused.exit_code() == 2
     assert "--nproc_per_node 'xpu': none was found. Looked for Intel's in /sys/class/drm" in refused.output
 
 
-def test_flags_are_checked_with_the_scheduler_s_defaults(stage: Stage, tmp_path: Path) -> None:
+def test_flags_are_checked_with_the_scheduler_s_defaults(rig: Rig, tmp_path: Path) -> None:
     """As four GPUs of a Slurm step are four workers here."""
     host = os.uname().nodename
     step = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": host, "SLURMD_NODENAME": host, "SLURM_JOB_NUM_NODES": "1"}
@@ -232,6 +228,6 @@ def test_flags_are_checked_with_the_scheduler_s_defaults(stage: Stage, tmp_path:
     step |= {"SLURM_PROCID": "0", "SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_GPUS": "0,1,2,3"}
     script = tmp_path / "train.py"
     script.write_text("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
-    agent = stage.run("--tee=3:3", f"--log_dir={tmp_path / 'logs'}", script, env={**WARM, **step})
+    agent = rig.run("--tee=3:3", f"--log_dir={tmp_path / 'logs'}", script, env={**WARM, **step})
     assert agent.exit_code() == 0, agent.output
     agent.wait_for(r"rank3\]:rank 3 of 4")

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 
 import pytest
-from stage import COLD, WARM, WORKERS, Agent, Stage, free_port
+from rig import COLD, WARM, WORKERS, Agent, Rig, free_port
 
 WARM_OR_NOT = pytest.mark.parametrize("env", [WARM, COLD], ids=["warm", "fresh"])
 
@@ -27,9 +27,9 @@ def meets(agents: list[Agent], restart_count: int, port: int) -> dict[int, int]:
 
 @pytest.mark.everyday("fresh")
 @WARM_OR_NOT
-def test_one_node_meets_at_its_master_port_in_every_round(stage: Stage, env: Mapping[str, str]) -> None:
+def test_one_node_meets_at_its_master_port_in_every_round(rig: Rig, env: Mapping[str, str]) -> None:
     port = free_port()
-    agent = stage.run(
+    agent = rig.run(
         *(f"--master_port={port}", "--nproc_per_node=2", "--max_restarts=2"),
         *(WORKERS / "tcp_init.py", "--restarts=2", f"--dist_url=tcp://localhost:{port}"),
         env=env,
@@ -43,11 +43,11 @@ def test_one_node_meets_at_its_master_port_in_every_round(stage: Stage, env: Map
 
 @pytest.mark.everyday("warm")
 @WARM_OR_NOT
-def test_two_nodes_meet_at_their_master_port_in_every_round(stage: Stage, env: Mapping[str, str]) -> None:
+def test_two_nodes_meet_at_their_master_port_in_every_round(rig: Rig, env: Mapping[str, str]) -> None:
     port = free_port()
     where = ["--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}", "--max_restarts=1"]
     agents = [
-        stage.run(
+        rig.run(
             *(*where, f"--node_rank={number}"),
             *(WORKERS / "tcp_init.py", f"--dist_url=tcp://localhost:{port}"),
             env=env,
@@ -60,9 +60,9 @@ def test_two_nodes_meet_at_their_master_port_in_every_round(stage: Stage, env: M
         assert agent.exit_code() == 0, agent.output
 
 
-def test_a_master_port_that_somebody_has_is_named(stage: Stage) -> None:
+def test_a_master_port_that_somebody_has_is_named(rig: Rig) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        agent = stage.run(f"--master_port={taken.getsockname()[1]}", WORKERS / "sleeper.py", env=COLD)
+        agent = rig.run(f"--master_port={taken.getsockname()[1]}", WORKERS / "sleeper.py", env=COLD)
         assert agent.exit_code() != 0
         assert f"Port {taken.getsockname()[1]} could not be held" in agent.output
 
@@ -83,11 +83,11 @@ dist.init_process_group(
 """
 
 
-def test_a_store_on_a_port_of_the_scripts_own_is_no_lost_peer(stage: Stage) -> None:
+def test_a_store_on_a_port_of_the_scripts_own_is_no_lost_peer(rig: Rig) -> None:
     """If the launcher has a store, torch makes all ranks clients of any, so nothing listens there."""
     port = free_port()
-    (stage.folder / "train.py").write_text(OWN_PORT.replace("PORT", str(port)))
-    agent = stage.run("--standalone", "--nproc_per_node=2", "train.py", env=WARM)
+    (rig.folder / "train.py").write_text(OWN_PORT.replace("PORT", str(port)))
+    agent = rig.run("--standalone", "--nproc_per_node=2", "train.py", env=WARM)
     assert agent.exit_code() == 1
     assert "follows from the loss of a peer" not in agent.output
     assert "hint    This port is not the launcher's: use env://" in agent.output

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from stage import WORKERS, Stage
+from rig import WORKERS, Rig
 
 SAVER = """
 import os, signal, sys
@@ -35,29 +35,29 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_script_that_prints_that_it_saved(stage: Stage, script: Path) -> None:
+def test_a_script_that_prints_that_it_saved(rig: Rig, script: Path) -> None:
     pattern = "--checkpoint_pattern=saved checkpoint at step (?P<step>[0-9]+)"
-    agent = stage.run("--standalone", pattern, script)
+    agent = rig.run("--standalone", pattern, script)
     agent.wait_for("ready")
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 143
     agent.wait_for("had 30.0 s to save, and ended after .* a checkpoint of step 7 was saved .* no step is lost")
 
 
-def test_a_script_whose_files_show_that_it_saved(stage: Stage, script: Path, tmp_path: Path) -> None:
+def test_a_script_whose_files_show_that_it_saved(rig: Rig, script: Path, tmp_path: Path) -> None:
     path = tmp_path / "checkpoints" / "step_6.pt"
-    agent = stage.run("--standalone", f"--checkpoint_path={path.parent}", "--shutdown_timeout=20", script, path)
+    agent = rig.run("--standalone", f"--checkpoint_path={path.parent}", "--shutdown_timeout=20", script, path)
     agent.wait_for("ready")
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 143
     agent.wait_for("had 20.0 s to save, and ended after .* a checkpoint of step 6 was saved .* 1 step.s. are lost")
 
 
-def test_a_script_that_saved_nothing_in_time(stage: Stage, script: Path, tmp_path: Path) -> None:
+def test_a_script_that_saved_nothing_in_time(rig: Rig, script: Path, tmp_path: Path) -> None:
     path = tmp_path / "checkpoints" / "step_6.pt"
     path.parent.mkdir()
     path.write_text("weights")
-    agent = stage.run("--standalone", f"--checkpoint_path={path.parent}", "--event_log_handler=console", script)
+    agent = rig.run("--standalone", f"--checkpoint_path={path.parent}", "--event_log_handler=console", script)
     agent.wait_for("ready")
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 143
@@ -66,8 +66,8 @@ def test_a_script_that_saved_nothing_in_time(stage: Stage, script: Path, tmp_pat
     agent.wait_for("they saved none then")
 
 
-def test_a_script_of_which_nothing_is_known_is_not_blamed(stage: Stage) -> None:
-    agent = stage.run("--standalone", WORKERS / "sleeper.py")
+def test_a_script_of_which_nothing_is_known_is_not_blamed(rig: Rig) -> None:
+    agent = rig.run("--standalone", WORKERS / "sleeper.py")
     agent.wait_for_report("started")
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 143
@@ -86,10 +86,10 @@ signal.pause()
 """
 
 
-def test_steps_that_a_quick_script_could_have_taken_without_a_report_are_not_lost(stage: Stage, tmp_path: Path) -> None:
+def test_steps_that_a_quick_script_could_have_taken_without_a_report_are_not_lost(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "quick.py"
     path.write_text(QUICK_STEPS)
-    agent = stage.run("--standalone", "--checkpoint_pattern=saved checkpoint at step (?P<step>[0-9]+)", path)
+    agent = rig.run("--standalone", "--checkpoint_pattern=saved checkpoint at step (?P<step>[0-9]+)", path)
     agent.wait_for("ready")
     agent.signal(signal.SIGTERM)
     assert agent.exit_code() == 143

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from redis_servers import Daemon, opened, redis_server
-from stage import WORKERS, Agent, Stage, variable
+from rig import WORKERS, Agent, Rig, variable
 
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.job_token import TOKEN_VARIABLE
@@ -33,13 +33,13 @@ def done(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def torchrun(stage: Stage, server: Daemon, done: Path) -> Callable[..., Agent]:
+def torchrun(rig: Rig, server: Daemon, done: Path) -> Callable[..., Agent]:
     """``torchrun(*flags)`` starts a node of one or two."""
 
     def start(*flags: str) -> Agent:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc_per_node=1"]
         where = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job", *flags]
-        return stage.start([*launcher, *where, str(WORKERS / "allreduce.py"), "--until", str(done)])
+        return rig.start([*launcher, *where, str(WORKERS / "allreduce.py"), "--until", str(done)])
 
     return start
 
@@ -111,26 +111,26 @@ def test_an_agent_of_torchruns_that_gives_up_closes_the_job(torchrun: Callable[.
 
 @pytest.mark.variant
 def test_elastic_run_does_not_join_a_job_of_torchruns(
-    stage: Stage, torchrun: Callable[..., Agent], server: Daemon, done: Path
+    rig: Rig, torchrun: Callable[..., Agent], server: Daemon, done: Path
 ) -> None:
     first = torchrun()
     trains(first, 1)
     flags = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
-    other = stage.run("--nnodes=1:2", *flags, WORKERS / "allreduce.py")
+    other = rig.run("--nnodes=1:2", *flags, WORKERS / "allreduce.py")
     assert other.exit_code() == ExitCode.REFUSED
     assert "failure_policies" in other.output
     both_finish(done, first)
 
 
 def test_another_script_under_the_same_id_is_refused(
-    stage: Stage, torchrun: Callable[..., Agent], server: Daemon, done: Path
+    rig: Rig, torchrun: Callable[..., Agent], server: Daemon, done: Path
 ) -> None:
     """It joined, and the workers of both restarted side by side."""
     first = torchrun()
     trains(first, 1)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc_per_node=1"]
     where = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
-    other = stage.start([*launcher, *where, str(WORKERS / "sleeper.py")])
+    other = rig.start([*launcher, *where, str(WORKERS / "sleeper.py")])
     assert other.exit_code() != 0
     assert "is to run 'sleeper.py', but the job with this id, which" in other.output
     assert "runs 'allreduce.py'" in other.output
@@ -139,12 +139,12 @@ def test_another_script_under_the_same_id_is_refused(
 
 @pytest.mark.variant
 def test_a_job_token_seals_what_torchruns_agents_write_and_their_workers_do_not_see_it(
-    stage: Stage, server: Daemon, done: Path
+    rig: Rig, server: Daemon, done: Path
 ) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=1"]
     where = ["--rdzv_backend=redis", f"--rdzv_endpoint={server.endpoint}", "--rdzv_id=job"]
     command = [*launcher, *where, str(WORKERS / "allreduce.py"), "--until", str(done)]
-    agent = stage.start(command, env={TOKEN_VARIABLE: secrets.token_hex(32)})
+    agent = rig.start(command, env={TOKEN_VARIABLE: secrets.token_hex(32)})
     agent.wait_for_report("training", world_size=1)
     with closing(opened(server.endpoint)) as store:
         assert (store.read(1) or b"").startswith(SEAL_PREFIX)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from memory_files import memory_files
-from stage import PATIENCE, WARM, WORKERS, Agent, Stage, descendants
+from rig import PATIENCE, WARM, WORKERS, Agent, Rig, descendants
 
 from elastic_core.protocol.codec import decode_row
 from elastic_rdzv_file.backend import FileBackend
@@ -70,29 +70,29 @@ def proved(*logs: Path) -> str:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The weights of a run that is left alone."""
-    stage = Stage(tmp_path_factory.mktemp("alone"))
-    agent = stage.run(*TWO, *LONG, env=QUICK)
+    rig = Rig(tmp_path_factory.mktemp("alone"))
+    agent = rig.run(*TWO, *LONG, env=QUICK)
     assert agent.exit_code() == 0, agent.output
-    assert stage.close() == []
+    assert rig.close() == []
     assert len(digests(agent)) == 1
     return digests(agent)
 
 
 @pytest.mark.timeout(400)
 def test_a_run_that_is_killed_again_and_again_ends_with_the_weights_of_one_that_is_left_alone(
-    stage: Stage, tmp_path: Path, seed: int, alone: set[str]
+    rig: Rig, tmp_path: Path, seed: int, alone: set[str]
 ) -> None:
     dice = random.Random(seed)
     kills = FEW if seed in (1, 2) else MANY
     hold, log = tmp_path / "hold", tmp_path / "audit.jsonl"
     job = [*LONG, "--audit", log, "--disk", tmp_path / "disk", "--interval=40"]
     job += ["--pace=0.02", *barred(hold, EPOCHS * STEPS - 1)]
-    agent = stage.run(*TWO, f"--max_restarts={kills}", *job, env=QUICK)
+    agent = rig.run(*TWO, f"--max_restarts={kills}", *job, env=QUICK)
     for kill in range(kills):
         if kill % 2 == 0:  # that there is some progress, or else at any moment: while it starts, or restores
             more = steps(agent) + 1
             held = f'"step": {EPOCHS * STEPS - 1}, "world_size"'
-            stage.wait_until(lambda more=more, held=held: steps(agent) >= more or held in agent.output)  # type: ignore[misc]
+            rig.wait_until(lambda more=more, held=held: steps(agent) >= more or held in agent.output)  # type: ignore[misc]
         time.sleep(dice.uniform(0.0, 0.4))
         appears(lambda: bool(agent.workers()) or agent.ended)
         workers = agent.workers()
@@ -120,30 +120,30 @@ def lives(agent: Agent) -> Iterator[tuple[int, int]]:
             last = max(last, report["step"])
 
 
-def test_a_line_that_is_shown_late_is_no_lost_step(stage: Stage, tmp_path: Path) -> None:
+def test_a_line_that_is_shown_late_is_no_lost_step(rig: Rig, tmp_path: Path) -> None:
     said = [(0, "began", 0), (1, "began", 0), (1, "step", 1), (0, "step", 1), (0, "began", 1), (1, "began", 1)]
     lines = [json.dumps({"event": e, "rank": rank, "at": at, "step": step}) for at, (rank, e, step) in enumerate(said)]
     last = [json.dumps({"event": "step", "rank": 0, "at": 10 + step, "step": step}) for step in (2, 3)]
     output = tmp_path / "output"
     output.write_text("\n".join([*lines[:-1], *last, lines[-1]]))
-    agent = stage.start(["cat", str(output)])
+    agent = rig.start(["cat", str(output)])
     assert agent.exit_code() == 0
     assert list(lives(agent)) == [(0, 0), (0, 0), (1, 1), (1, 1)]
 
 
 @pytest.mark.parametrize("disk", [False, pytest.param(True, marks=pytest.mark.variant)])
 def test_a_rank_that_is_killed_in_its_first_commit_begins_once_more_with_its_own_numbers(
-    stage: Stage, tmp_path: Path, alone: set[str], disk: bool
+    rig: Rig, tmp_path: Path, alone: set[str], disk: bool
 ) -> None:
     hold, step, job = tmp_path / "hold", 0, [*LONG, "--late"]
     if disk:
         step, earlier = 4, tmp_path / "earlier"
         job += ["--disk", tmp_path / "disk"]
         Path(f"{earlier}-late").touch()
-        before = stage.run(*TWO, *job, *barred(earlier, step + 1), env=QUICK)
+        before = rig.run(*TWO, *job, *barred(earlier, step + 1), env=QUICK)
         before.wait_for_report("holding", count=2)
         before.kill_node()
-    agent = stage.run(*TWO, "--max_restarts=1", *job, *barred(hold, step + 1), env=QUICK)
+    agent = rig.run(*TWO, "--max_restarts=1", *job, *barred(hold, step + 1), env=QUICK)
     agent.wait_for_report("late", rank=1)
     agent.wait_for_report("holding", rank=0)  # which has kept the step
     agent.kill_worker(1)
@@ -157,11 +157,11 @@ def test_a_rank_that_is_killed_in_its_first_commit_begins_once_more_with_its_own
 
 @pytest.mark.parametrize("epoch", [2, EPOCHS - 1], ids=["amid", "last"])
 def test_code_after_an_epochs_last_batch_is_repeated_with_its_last_step(
-    stage: Stage, tmp_path: Path, alone: set[str], epoch: int
+    rig: Rig, tmp_path: Path, alone: set[str], epoch: int
 ) -> None:
     hold, log = tmp_path / "hold", tmp_path / "audit.jsonl"
     job = [*LONG, "--audit", log, f"--after={epoch}", "--hold", hold]
-    agent = stage.run(*TWO, "--max_restarts=2", *job, env=QUICK)
+    agent = rig.run(*TWO, "--max_restarts=2", *job, env=QUICK)
     for kill in range(2):
         agent.wait_for_report("after", count=2 + 2 * kill)
         agent.kill_worker(kill)
@@ -180,16 +180,16 @@ def test_code_after_an_epochs_last_batch_is_repeated_with_its_last_step(
     [(3, 2), (4, 2), *(pytest.param(ranks, 10, marks=pytest.mark.variant) for ranks in (3, 4))],
 )
 def test_the_weights_of_three_and_more_ranks_are_those_of_a_run_that_is_left_alone(
-    stage: Stage, tmp_path: Path, ranks: int, kills: int
+    rig: Rig, tmp_path: Path, ranks: int, kills: int
 ) -> None:
     hold = tmp_path / "hold"
     job = ["--standalone", f"--nproc_per_node={ranks}", f"--max_restarts={kills}", TRAIN, "--deep", "--epochs=3"]
     job += ["--samples=160", "--global_batch=8", "--accumulate=2"]
-    left_alone = stage.run(*job, env=QUICK)
+    left_alone = rig.run(*job, env=QUICK)
     assert left_alone.exit_code() == 0, left_alone.output
     assert len(digests(left_alone)) == 1
     at = [2 + 2 * kill for kill in range(kills)]
-    agent = stage.run(*job, *barred(hold, *at), env=QUICK)
+    agent = rig.run(*job, *barred(hold, *at), env=QUICK)
     for life, step in enumerate(at):
         agent.wait_for_report("holding", count=ranks, step=step)
         agent.kill_worker(life % ranks)
@@ -206,9 +206,9 @@ def test_the_weights_of_three_and_more_ranks_are_those_of_a_run_that_is_left_alo
         pytest.param(["--no_python", sys.executable, TRAIN], id="no_python", marks=pytest.mark.variant),
     ],
 )
-def test_the_state_of_the_last_step_is_the_next_rounds(stage: Stage, tmp_path: Path, how: list[object]) -> None:
+def test_the_state_of_the_last_step_is_the_next_rounds(rig: Rig, tmp_path: Path, how: list[object]) -> None:
     hold = tmp_path / "hold"
-    agent = stage.run(*TWO, "--max_restarts=1", *how, "--epochs=1", *barred(hold, 5), env=QUICK)
+    agent = rig.run(*TWO, "--max_restarts=1", *how, "--epochs=1", *barred(hold, 5), env=QUICK)
     agent.wait_for_report("holding", count=2)
     agent.kill_worker(1)
     agent.wait_for_report("holding", count=4)
@@ -220,7 +220,7 @@ def test_the_state_of_the_last_step_is_the_next_rounds(stage: Stage, tmp_path: P
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.variant), 1])
 def test_an_empty_node_in_the_place_of_a_lost_one_gets_the_state_from_the_survivor(
-    stage: Stage, tmp_path: Path, file_rendezvous: list[str], lost: int
+    rig: Rig, tmp_path: Path, file_rendezvous: list[str], lost: int
 ) -> None:
     hold = tmp_path / "hold"
 
@@ -228,7 +228,7 @@ def test_an_empty_node_in_the_place_of_a_lost_one_gets_the_state_from_the_surviv
         """One with a disk of its own."""
         command = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=1", *file_rendezvous]
         job = [TRAIN, "--epochs=2", *barred(hold, 5), "--disk", tmp_path / name]
-        return stage.run(*command, *job, env=QUICK)
+        return rig.run(*command, *job, env=QUICK)
 
     nodes = [node("first"), node("second")]
     for each in nodes:
@@ -260,16 +260,16 @@ def checkpoints(folder: Path) -> list[int]:
 @pytest.mark.variant
 @pytest.mark.timeout(300)
 def test_a_new_run_whose_nodes_share_no_disk_goes_on_from_what_one_of_them_has(
-    stage: Stage, tmp_path: Path, file_rendezvous: list[str]
+    rig: Rig, tmp_path: Path, file_rendezvous: list[str]
 ) -> None:
     hold = tmp_path / "hold"
     job = [TRAIN, "--epochs=4", "--disk", tmp_path / "first"]
-    before = stage.run(*TWO, *job, *barred(hold, 7), env=QUICK)
+    before = rig.run(*TWO, *job, *barred(hold, 7), env=QUICK)
     before.wait_for_report("holding", count=2)
     before.kill_node()
     released(hold, 7)
     nodes = [
-        stage.run("--nnodes=2", *file_rendezvous, TRAIN, "--epochs=4", "--disk", tmp_path / name, env=QUICK)
+        rig.run("--nnodes=2", *file_rendezvous, TRAIN, "--epochs=4", "--disk", tmp_path / name, env=QUICK)
         for name in ("first", "second")
     ]
     for node in nodes:
@@ -278,22 +278,22 @@ def test_a_new_run_whose_nodes_share_no_disk_goes_on_from_what_one_of_them_has(
     assert len(digests(*nodes)) == 1
 
 
-def test_a_checkpoint_that_is_being_written_when_a_script_just_ends_is_completed(stage: Stage, tmp_path: Path) -> None:
-    agent = stage.run(*TWO, TRAIN, "--disk", tmp_path / "disk", "--end=4", env=QUICK)
+def test_a_checkpoint_that_is_being_written_when_a_script_just_ends_is_completed(rig: Rig, tmp_path: Path) -> None:
+    agent = rig.run(*TWO, TRAIN, "--disk", tmp_path / "disk", "--end=4", env=QUICK)
     assert agent.exit_code() == 0, agent.output
     assert checkpoints(tmp_path / "disk") == [2, 4]
 
 
 @pytest.mark.timeout(300)
 def test_new_runs_go_on_from_disk_after_everything_was_killed_and_after_they_were_told_to_leave(
-    stage: Stage, tmp_path: Path, alone: set[str]
+    rig: Rig, tmp_path: Path, alone: set[str]
 ) -> None:
     hold, disk, logs = tmp_path / "hold", tmp_path / "disk", [tmp_path / f"run-{number}.jsonl" for number in range(3)]
 
     def run(number: int, *more: object) -> Agent:
         """The same job once more, with a log of its own."""
         job = [*LONG, "--disk", disk, "--audit", logs[number], *more]
-        return stage.run(*TWO, "--preemption_grace=60", *job, env=QUICK)
+        return rig.run(*TWO, "--preemption_grace=60", *job, env=QUICK)
 
     killed = run(0, *barred(hold, 7))
     killed.wait_for_report("holding", count=2)
@@ -325,19 +325,19 @@ def test_new_runs_go_on_from_disk_after_everything_was_killed_and_after_they_wer
 
 @pytest.mark.timeout(300)
 def test_a_node_that_leaves_while_all_are_to_stop_for_a_newcomer_leaves_the_step_on_disk(
-    stage: Stage, tmp_path: Path, file_rendezvous: list[str]
+    rig: Rig, tmp_path: Path, file_rendezvous: list[str]
 ) -> None:
     hold, disk = tmp_path / "hold", tmp_path / "disk"
     job = [TRAIN, "--epochs=2", "--global_batch=8", "--disk", disk, "--interval=1000", *barred(hold, 5)]
     patient = ["--rdzv_conf=last_call_timeout=0,lost_after=50", "--max_restarts=0", "--preemption_grace=60"]
     command = ["--nnodes=2:3", *patient, *file_rendezvous, *job]
-    leaves = stage.run(*command, env=QUICK)
+    leaves = rig.run(*command, env=QUICK)
     leaves.wait_for("waiting for")  # so it is the one that decides
-    frozen = stage.run(*command, env=QUICK)
+    frozen = rig.run(*command, env=QUICK)
     for node in (leaves, frozen):
         node.wait_for_report("holding")
     frozen.signal(signal.SIGSTOP)  # it does not answer, so the step is not named yet
-    newcomer = stage.run(*command, env=QUICK)
+    newcomer = rig.run(*command, env=QUICK)
     leaves.wait_for("are to stop together.* joins")
     leaves.signal(signal.SIGTERM)
     store = FileBackend.open(tmp_path, "job")
@@ -354,17 +354,17 @@ def test_a_node_that_leaves_while_all_are_to_stop_for_a_newcomer_leaves_the_step
 
 @pytest.mark.timeout(300)
 def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_process(
-    stage: Stage, tmp_path: Path, file_rendezvous: list[str]
+    rig: Rig, tmp_path: Path, file_rendezvous: list[str]
 ) -> None:
     hold, log = tmp_path / "hold", tmp_path / "audit.jsonl"
     job = [TRAIN, "--plain", "--epochs=4", "--samples=100", "--global_batch=6", "--accumulate=2", "--loaders=1"]
-    one = stage.run("--standalone", *job, env=QUICK)
+    one = rig.run("--standalone", *job, env=QUICK)
     assert one.exit_code() == 0, one.output
     command = ["--nnodes=1:4", "--max_restarts=0", "--preemption_grace=60", *file_rendezvous, *job]
     command += ["--audit", log, "--pace=0.06", *barred(hold, 5, 14, 23)]
-    first = stage.run(*command, env=QUICK)
+    first = rig.run(*command, env=QUICK)
     first.wait_for_report("holding", step=5)
-    nodes = [first, *(stage.run(*command, env=QUICK) for _ in range(3))]
+    nodes = [first, *(rig.run(*command, env=QUICK) for _ in range(3))]
     first.wait_for("are to stop together")
     store = FileBackend.open(tmp_path, "job")
     appears(lambda: sum(bool(decode_row(row.value).run) for row in store.roster()) == 4)  # some may only look yet
@@ -379,7 +379,7 @@ def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_proce
     for node in leaving:
         assert node.exit_code() == TERM, node.output
     first.wait_for_report("holding", step=23, world_size=2)
-    nodes.append(stage.run(*command, env=QUICK))
+    nodes.append(rig.run(*command, env=QUICK))
     first.wait_for("are to stop together", count=3)
     released(hold, 23)
     for node in (nodes[0], nodes[3], nodes[4]):
@@ -397,10 +397,10 @@ def test_a_training_on_one_four_two_and_three_nodes_takes_the_steps_of_one_proce
 
 
 @pytest.mark.parametrize("end", ["success", "failure", "all_but_the_agent_killed"])
-def test_no_shared_memory_outlives_the_job(stage: Stage, tmp_path: Path, end: str) -> None:
+def test_no_shared_memory_outlives_the_job(rig: Rig, tmp_path: Path, end: str) -> None:
     hold, mark = tmp_path / "hold", f"state-{uuid.uuid4().hex}"
     job = [TRAIN, "--epochs=1", *barred(hold, 5), "--mark", mark, "--global_batch=8", "--disk", tmp_path / "disk"]
-    agent = stage.run(*TWO, *job, *(["--fail=6"] if end == "failure" else []), env=QUICK)
+    agent = rig.run(*TWO, *job, *(["--fail=6"] if end == "failure" else []), env=QUICK)
     agent.wait_for_report("holding", count=2)
     assert sorted(name for pid, name in memory_files(mark) if pid == agent.pid) == [
         f"/memfd:{mark}/{local_rank}/{slot}" for local_rank in (0, 1) for slot in (0, 1)
@@ -413,15 +413,15 @@ def test_no_shared_memory_outlives_the_job(stage: Stage, tmp_path: Path, end: st
     assert list(memory_files(mark)) == []
 
 
-def test_the_step_and_the_epoch_are_part_of_the_root_cause(stage: Stage) -> None:
-    agent = stage.run(*TWO, TRAIN, "--epochs=2", "--fail=10", env=QUICK)
+def test_the_step_and_the_epoch_are_part_of_the_root_cause(rig: Rig) -> None:
+    agent = rig.run(*TWO, TRAIN, "--epochs=2", "--fail=10", env=QUICK)
     assert agent.exit_code() == 1
     assert "ValueError: no such layer (step 10, epoch 1)" in agent.output
 
 
 @pytest.mark.variant
-def test_it_works_under_torchrun_too(stage: Stage) -> None:
+def test_it_works_under_torchrun_too(rig: Rig) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", *TWO, str(TRAIN), "--epochs=1"]
-    agent = stage.start(command, env={"ELASTIC_ROUND": "0"})
+    agent = rig.start(command, env={"ELASTIC_ROUND": "0"})
     assert agent.exit_code() == 0, agent.output
     assert len(digests(agent)) == 1

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import WARM, WORKERS, Agent, Stage
+from rig import WARM, WORKERS, Agent, Rig
 
 TWO = ["--standalone", "--nproc_per_node=2", "--max_restarts=3", "-v"]
 FORKED = "workers start warm"
@@ -36,8 +36,8 @@ def ends(agent: Agent, done: Path) -> None:
     assert agent.exit_code() == 0, agent.output
 
 
-def test_a_killed_worker_is_forked_again_and_all_meet_at_a_store_that_is_there(stage: Stage, done: Path) -> None:
-    agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
+def test_a_killed_worker_is_forked_again_and_all_meet_at_a_store_that_is_there(rig: Rig, done: Path) -> None:
+    agent = rig.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
     first = trains(agent, 0)
     assert FORKED in agent.output
     os.kill(first[1], signal.SIGKILL)
@@ -51,46 +51,46 @@ def test_a_killed_worker_is_forked_again_and_all_meet_at_a_store_that_is_there(s
     assert "starts fresh" not in agent.output
 
 
-def test_ps_shows_a_warm_workers_whole_command_line(stage: Stage, tmp_path: Path) -> None:
+def test_ps_shows_a_warm_workers_whole_command_line(rig: Rig, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print(open('/proc/self/cmdline').read().split('\\0')[2:])\n")
     given = ["--lr", "0.1", "--name", "two words", "--data=" + "x" * 5000]
-    agent = stage.run("--standalone", "-v", script, *given, env=WARM)
+    agent = rig.run("--standalone", "-v", script, *given, env=WARM)
     assert agent.exit_code() == 0, agent.output
     assert FORKED in agent.output
     assert str([str(script), *given, ""]) in agent.output
 
 
-def test_a_fresh_worker_reports_its_process_group_where_it_uses_our_call(stage: Stage, tmp_path: Path) -> None:
+def test_a_fresh_worker_reports_its_process_group_where_it_uses_our_call(rig: Rig, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import elastic_core as elastic\nelastic.init_process_group('gloo')\nprint('trained')\n")
-    agent = stage.run("--standalone", "-v", script)
+    agent = rig.run("--standalone", "-v", script)
     assert agent.exit_code() == 0, agent.output
     assert "trained" in agent.output
     assert "the process group of round 1 is there: after" in agent.output
 
 
-def test_a_preload_that_raises_is_shown_and_workers_start_fresh(stage: Stage, tmp_path: Path) -> None:
+def test_a_preload_that_raises_is_shown_and_workers_start_fresh(rig: Rig, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "broken.py").write_text("raise ValueError('not today')\n")
     env = {**WARM, "PYTHONPATH": str(site)}
     script = tmp_path / "train.py"
     script.write_text("print('trained')\n")
-    agent = stage.run("--standalone", "--preload=broken", script, env=env)
+    agent = rig.run("--standalone", "--preload=broken", script, env=env)
     assert agent.exit_code() == 0, agent.output
     assert "the warm start is off, so each worker imports everything by itself:" in agent.output
     assert "ValueError: not today" in agent.output
     assert "trained" in agent.lines
 
 
-def test_a_preloaded_module_that_starts_a_thread_costs_no_round(stage: Stage, tmp_path: Path, done: Path) -> None:
+def test_a_preloaded_module_that_starts_a_thread_costs_no_round(rig: Rig, tmp_path: Path, done: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     start = "threading.Thread(target=threading.Event().wait, name='metronome', daemon=True).start()\n"
     (site / "threaded.py").write_text(f"import threading\n{start}")
     env = {**WARM, "PYTHONPATH": str(site)}
-    agent = stage.run(*TWO, "--preload=torch,threaded", WORKERS / "allreduce.py", "--until", done, env=env)
+    agent = rig.run(*TWO, "--preload=torch,threaded", WORKERS / "allreduce.py", "--until", done, env=env)
     os.kill(trains(agent, 0)[1], signal.SIGKILL)
     trains(agent, 1)
     ends(agent, done)
@@ -115,7 +115,7 @@ while not os.path.exists(sys.argv[1]):
 
 
 def test_after_a_restart_what_workers_imported_is_there_but_for_what_is_the_programs_own_or_has_changed(
-    stage: Stage, tmp_path: Path, done: Path
+    rig: Rig, tmp_path: Path, done: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(LEARNS)
@@ -125,7 +125,7 @@ def test_after_a_restart_what_workers_imported_is_there_but_for_what_is_the_prog
     library.parent.mkdir(parents=True)
     library.write_text("VERSION = 1")
     env = {**WARM, "PYTHONUSERBASE": str(tmp_path / "user"), "PYTHONPATH": f"{WORKERS}:{library.parent}"}
-    agent = stage.run("--standalone", "-v", "--max_restarts=3", script, done, env=env)
+    agent = rig.run("--standalone", "-v", "--max_restarts=3", script, done, env=env)
     [first] = agent.wait_for_report("there", restart_count=0)
     agent.wait_for(r"besides, in .* s, and \d+ more module\(s\) that workers have imported$")
     os.kill(first["pid"], signal.SIGKILL)
@@ -150,14 +150,14 @@ def test_after_a_restart_what_workers_imported_is_there_but_for_what_is_the_prog
 
 
 def test_a_restart_says_how_many_modules_are_imported_again_where_nothing_was_learned(
-    stage: Stage, tmp_path: Path, done: Path
+    rig: Rig, tmp_path: Path, done: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(LEARNS)
     (tmp_path / "part.py").write_text("")
     (tmp_path / "library.py").write_text("VERSION = 1")
     env = {**WARM, "PYTHONPATH": str(WORKERS)}
-    agent = stage.run("--standalone", "--preload=torch", "--max_restarts=1", script, done, env=env)  # learns nothing
+    agent = rig.run("--standalone", "--preload=torch", "--max_restarts=1", script, done, env=env)  # learns nothing
     [first] = agent.wait_for_report("there", restart_count=0)
     os.kill(first["pid"], signal.SIGKILL)
     [second] = agent.wait_for_report("there", restart_count=1)
@@ -180,7 +180,7 @@ while not os.path.exists(sys.argv[1]):
 
 
 def test_a_restart_counts_the_modules_of_a_framework_that_is_not_installed(
-    stage: Stage, tmp_path: Path, done: Path
+    rig: Rig, tmp_path: Path, done: Path
 ) -> None:
     script, source = tmp_path / "scripts" / "train.py", tmp_path / "source" / "framework"
     script.parent.mkdir()
@@ -192,7 +192,7 @@ def test_a_restart_counts_the_modules_of_a_framework_that_is_not_installed(
         (source / f"part{number}.py").write_text("")
     env = {**WARM, "PYTHONPATH": f"{WORKERS}:{source.parent}"}
     command = ["--standalone", "-v", "--max_restarts=3"]
-    agent = stage.run(*command, script, done, env=env)
+    agent = rig.run(*command, script, done, env=env)
     [first] = agent.wait_for_report("there", restart_count=0)
     agent.wait_for("the fork server has imported .* besides", count=2)
     os.kill(first["pid"], signal.SIGKILL)
@@ -202,7 +202,7 @@ def test_a_restart_counts_the_modules_of_a_framework_that_is_not_installed(
     ends(agent, done)
 
     done.unlink()
-    follows = stage.run(*command, "--preload=torch,framework", script, done, env=env)
+    follows = rig.run(*command, "--preload=torch,framework", script, done, env=env)
     [third] = follows.wait_for_report("there", restart_count=0)
     os.kill(third["pid"], signal.SIGKILL)
     [fourth] = follows.wait_for_report("there", restart_count=1)
@@ -211,7 +211,7 @@ def test_a_restart_counts_the_modules_of_a_framework_that_is_not_installed(
     ends(follows, done)
 
 
-def test_a_failed_worker_that_does_not_come_to_its_end_is_not_waited_for(stage: Stage, tmp_path: Path) -> None:
+def test_a_failed_worker_that_does_not_come_to_its_end_is_not_waited_for(rig: Rig, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, signal\n"
@@ -220,14 +220,14 @@ def test_a_failed_worker_that_does_not_come_to_its_end_is_not_waited_for(stage: 
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    raise ValueError('boom')\n"
         "os._exit(0)\n"
     )
-    agent = stage.run("--standalone", "--max_restarts=1", script, env=WARM)
+    agent = rig.run("--standalone", "--max_restarts=1", script, env=WARM)
     assert agent.exit_code() == 0, agent.output
     assert "exited with code 1" in agent.output
 
 
-def test_a_killed_fork_server_costs_its_workers_nothing_and_the_next_one_forks_again(stage: Stage, done: Path) -> None:
+def test_a_killed_fork_server_costs_its_workers_nothing_and_the_next_one_forks_again(rig: Rig, done: Path) -> None:
     """With ``--preload`` the fork server has no successor, which could replace it meanwhile."""
-    agent = stage.run(*TWO, "--preload=torch", WORKERS / "allreduce.py", "--until", done, env=WARM)
+    agent = rig.run(*TWO, "--preload=torch", WORKERS / "allreduce.py", "--until", done, env=WARM)
     first = trains(agent, 0)
     fork_server, *_ = agent.named("elastic: fork server")  # before its forks that are not yet another process
     os.kill(fork_server, signal.SIGKILL)
@@ -240,8 +240,8 @@ def test_a_killed_fork_server_costs_its_workers_nothing_and_the_next_one_forks_a
     assert "starts fresh" not in agent.output
 
 
-def test_a_killed_store_costs_a_round_and_no_restart(stage: Stage, done: Path) -> None:
-    agent = stage.run(*TWO, "--max_restarts=0", WORKERS / "allreduce.py", "--until", done, env=WARM)
+def test_a_killed_store_costs_a_round_and_no_restart(rig: Rig, done: Path) -> None:
+    agent = rig.run(*TWO, "--max_restarts=0", WORKERS / "allreduce.py", "--until", done, env=WARM)
     trains(agent, 0)
     stores = agent.named("elastic: service", "elastic_warmstart.worker_store")
     assert stores, [agent.named("")]
@@ -253,19 +253,19 @@ def test_a_killed_store_costs_a_round_and_no_restart(stage: Stage, done: Path) -
     assert "the process that holds the workers' store was killed by SIGKILL" in agent.output
 
 
-def test_an_executable_has_no_fork_server(stage: Stage) -> None:
+def test_an_executable_has_no_fork_server(rig: Rig) -> None:
     says = ["--no_python", "sh", "-c", "echo store $TORCHELASTIC_USE_AGENT_STORE"]
-    agent = stage.run("--standalone", "-v", *says, env=WARM)
+    agent = rig.run("--standalone", "-v", *says, env=WARM)
     assert agent.exit_code() == 0
     assert "store False" in agent.lines
     assert FORKED not in agent.output
 
 
-def test_a_newcomer_imports_before_it_is_let_in(stage: Stage, file_rendezvous: list[str], done: Path) -> None:
+def test_a_newcomer_imports_before_it_is_let_in(rig: Rig, file_rendezvous: list[str], done: Path) -> None:
     command = ["--nnodes=1:2", "-v", *file_rendezvous, WORKERS / "allreduce.py", "--until", done]
-    first = stage.run(*command, env=WARM)
+    first = rig.run(*command, env=WARM)
     first.wait_for_report("training", world_size=1)
-    second = stage.run(*command, env=WARM)
+    second = rig.run(*command, env=WARM)
     for agent in (first, second):
         agent.wait_for_report("training", world_size=2)
     ends(first, done)
@@ -276,8 +276,8 @@ def test_a_newcomer_imports_before_it_is_let_in(stage: Stage, file_rendezvous: l
 
 
 @pytest.mark.parametrize("moment", ["importing", "running", "restarting"])
-def test_a_killed_agent_leaves_nothing_behind(stage: Stage, done: Path, moment: str) -> None:
-    agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
+def test_a_killed_agent_leaves_nothing_behind(rig: Rig, done: Path, moment: str) -> None:
+    agent = rig.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
     if moment == "importing":
         agent.wait_for("round 1:")
     else:
@@ -288,20 +288,20 @@ def test_a_killed_agent_leaves_nothing_behind(stage: Stage, done: Path, moment: 
     agent.process.wait()
 
 
-def test_ctrl_c_while_the_fork_server_imports_ends_at_once(stage: Stage, done: Path) -> None:
-    agent = stage.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
+def test_ctrl_c_while_the_fork_server_imports_ends_at_once(rig: Rig, done: Path) -> None:
+    agent = rig.run(*TWO, WORKERS / "allreduce.py", "--until", done, env=WARM)
     agent.wait_for("round 1:")
     agent.signal(signal.SIGINT)
     assert agent.exit_code() == 128 + signal.SIGINT
 
 
-def test_a_fork_server_leaves_no_folder_for_compiled_code_behind(stage: Stage, tmp_path: Path, done: Path) -> None:
+def test_a_fork_server_leaves_no_folder_for_compiled_code_behind(rig: Rig, tmp_path: Path, done: Path) -> None:
     """Importing ``torch._dynamo`` makes one, which a job that compiles nothing left in the temporary directory."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     script = tmp_path / "train.py"
     script.write_text(f"import os, sys, time\nwhile not os.path.exists({str(done)!r}):\n    time.sleep(0.05)\n")
-    agent = stage.run("--standalone", "-v", script, env={**WARM, "TMPDIR": str(temporary)})
+    agent = rig.run("--standalone", "-v", script, env={**WARM, "TMPDIR": str(temporary)})
     agent.wait_for("has imported torch._dynamo besides")
     ends(agent, done)
     assert os.listdir(temporary) == []

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import Stage
+from rig import Rig
 
 from elastic_core.exit_codes import ExitCode
 
@@ -73,12 +73,12 @@ ONE_NODE = pytest.mark.parametrize(
 
 @ONE_NODE
 def test_the_loss_is_shown_and_a_rank_above_the_limit_fails(
-    stage: Stage, tmp_path: Path, installed: dict[str, str], over: list[str]
+    rig: Rig, tmp_path: Path, installed: dict[str, str], over: list[str]
 ) -> None:
     script, seen = tmp_path / "train.py", installed | {"PET_WATCH_LOSS": "10", "XDG_RUNTIME_DIR": str(tmp_path)}
     script.write_text(PRINTS.replace("FOLDER", repr(str(tmp_path))))
-    agent = stage.run(*over, "--nproc_per_node=2", "--max_restarts=0", "--rdzv_id=losses", script, env=seen)
-    stage.wait_until(lambda: "loss 2.25" in elastic("status", "losses", env=seen).stdout)
+    agent = rig.run(*over, "--nproc_per_node=2", "--max_restarts=0", "--rdzv_id=losses", script, env=seen)
+    rig.wait_until(lambda: "loss 2.25" in elastic("status", "losses", env=seen).stdout)
     (tmp_path / "diverge").touch()
     assert agent.exit_code() == 1
     assert "rank 1 " in agent.output
@@ -88,15 +88,15 @@ def test_the_loss_is_shown_and_a_rank_above_the_limit_fails(
 
 @ONE_NODE
 def test_a_host_with_the_file_is_kept_out_and_joins_without_it(
-    stage: Stage, tmp_path: Path, installed: dict[str, str], over: list[str]
+    rig: Rig, tmp_path: Path, installed: dict[str, str], over: list[str]
 ) -> None:
     file = tmp_path / "broken"
     file.touch()
     flags = [*over, f"--keep_out={file}", "--no_python", "true"]
-    refused = stage.run(*flags, env=installed)
+    refused = rig.run(*flags, env=installed)
     assert refused.exit_code() == ExitCode.UNHEALTHY, refused.output
     assert f"elastic: error: {file} keeps this host out of the job." in refused.output
     assert "Remove the file." in refused.output
     file.unlink()
-    joined = stage.run(*flags, env=installed)
+    joined = rig.run(*flags, env=installed)
     assert joined.exit_code() == 0, joined.output

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from stage import Stage
+from rig import Rig
 
 TIMER = """
 import os, signal
@@ -32,9 +32,9 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_worker_whose_timer_expires_is_killed_and_restarted(stage: Stage, tmp_path: Path) -> None:
+def test_a_worker_whose_timer_expires_is_killed_and_restarted(rig: Rig, tmp_path: Path) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=1"]
-    agent = stage.run(*flags, script(tmp_path, TIMER), env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
+    agent = rig.run(*flags, script(tmp_path, TIMER), env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
     assert agent.exit_code() == 0
     (expired,) = [line for line in agent.lines if "has expired" in line]
     assert "the timer 'one step' of process" in expired
@@ -45,8 +45,8 @@ def test_a_worker_whose_timer_expires_is_killed_and_restarted(stage: Stage, tmp_
     assert any(line.endswith("restart 1 of 1") for line in agent.lines)
 
 
-def test_a_worker_that_waits_in_the_kernel_is_replaced(stage: Stage, tmp_path: Path) -> None:
-    agent = stage.run(
+def test_a_worker_that_waits_in_the_kernel_is_replaced(rig: Rig, tmp_path: Path) -> None:
+    agent = rig.run(
         *("--standalone", "--max_restarts=1", script(tmp_path, IN_THE_KERNEL)),
         env={"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "1"},
     )
@@ -55,10 +55,8 @@ def test_a_worker_that_waits_in_the_kernel_is_replaced(stage: Stage, tmp_path: P
     assert any(line.endswith("restart 1 of 1") for line in agent.lines)
 
 
-def test_a_limit_that_is_no_number_is_refused(stage: Stage, tmp_path: Path) -> None:
-    agent = stage.run(
-        *("--standalone", script(tmp_path, "")), env={"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "soon"}
-    )
+def test_a_limit_that_is_no_number_is_refused(rig: Rig, tmp_path: Path) -> None:
+    agent = rig.run(*("--standalone", script(tmp_path, "")), env={"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "soon"})
     assert agent.exit_code() == 2
     assert any(
         "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=soon is no number of seconds" in line for line in agent.lines
@@ -68,10 +66,10 @@ def test_a_limit_that_is_no_number_is_refused(stage: Stage, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("level", "warns"), [("WARNING", True), ("CRITICAL", False), ("1000", False)])
 def test_loglevel_hides_what_matters_less_and_never_the_summary(
-    stage: Stage, tmp_path: Path, level: str, warns: bool
+    rig: Rig, tmp_path: Path, level: str, warns: bool
 ) -> None:
     failing = script(tmp_path, "raise SystemExit(3)")
-    agent = stage.run("--standalone", "--max_restarts=0", failing, env={"LOGLEVEL": level})
+    agent = rig.run("--standalone", "--max_restarts=0", failing, env={"LOGLEVEL": level})
     assert agent.exit_code() == 1
     agent.wait_for("the job has failed")
     agent.wait_for("what    exited with code 3")

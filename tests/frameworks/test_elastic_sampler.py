@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from stage import Stage
+from rig import Rig
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "scripts" / "lightning_elastic.py"
@@ -17,9 +17,9 @@ SAMPLES, STEPS, EPOCHS, KILL_AFTER, SAVE_EVERY = 128, 16, 3, 14, 3
 
 
 @pytest.mark.parametrize("form", ["batches", "samples"])
-def test_after_a_kill_every_epoch_has_all_its_steps(stage: Stage, tmp_path: Path, form: str) -> None:
+def test_after_a_kill_every_epoch_has_all_its_steps(rig: Rig, tmp_path: Path, form: str) -> None:
     environment = {"PYTHONPATH": str(HERE), "WAIT_AFTER_STEP": str(KILL_AFTER)}
-    agent = stage.run(*FLAGS, SCRIPT, f"--output_dir={tmp_path}", f"--form={form}", env=environment)
+    agent = rig.run(*FLAGS, SCRIPT, f"--output_dir={tmp_path}", f"--form={form}", env=environment)
     (waiting,) = agent.wait_for_report("waiting", rank=1)
     os.kill(waiting["pid"], signal.SIGKILL)
     assert agent.exit_code() == 0, agent.output
@@ -34,11 +34,11 @@ def test_after_a_kill_every_epoch_has_all_its_steps(stage: Stage, tmp_path: Path
 
 @pytest.mark.parametrize("form", ["batches", "samples"])
 def test_lightnings_own_distributed_sampler_is_refused_before_the_first_batch(
-    stage: Stage, tmp_path: Path, form: str
+    rig: Rig, tmp_path: Path, form: str
 ) -> None:
     environment = {"PYTHONPATH": str(HERE), "WAIT_AFTER_STEP": "0"}
     job = [SCRIPT, f"--output_dir={tmp_path}", f"--form={form}", "--use_distributed_sampler"]
-    agent = stage.run(*FLAGS[:2], "--max_restarts=0", "--no_warm_start", *job, env=environment)
+    agent = rig.run(*FLAGS[:2], "--max_restarts=0", "--no_warm_start", *job, env=environment)
     assert agent.exit_code() == 1, agent.output
     agent.wait_for("use_distributed_sampler=False")
     assert not agent.reports("samples")

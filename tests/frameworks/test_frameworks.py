@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from stage import WARM, Stage, over
+from rig import WARM, Rig, over
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 3
@@ -53,13 +53,13 @@ ACCELERATE = Script("accelerate_loop.py", ("--num_epochs=2", f"--checkpointing_s
 @pytest.mark.parametrize("warm", [False, True], ids=["fresh", "warm"])
 @pytest.mark.parametrize("script", [HF_TRAINER, LIGHTNING, ACCELERATE], ids=lambda script: script.framework)
 def test_a_killed_worker_costs_the_steps_since_the_checkpoint(
-    stage: Stage, tmp_path: Path, script: Script, warm: bool
+    rig: Rig, tmp_path: Path, script: Script, warm: bool
 ) -> None:
     start = ["--warm_start", f"--preload=torch,{script.framework},watch"] if warm else ["--no_warm_start"]
     flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=1", *start]
     arguments = [f"--output_dir={tmp_path / 'output'}", *script.arguments]
     environment = {"PYTHONPATH": str(HERE), "WAIT_AFTER_STEP": str(KILL_AFTER), "HF_HUB_OFFLINE": "1"}
-    agent = stage.run(*flags, HERE / "scripts" / script.name, *arguments, env=environment)
+    agent = rig.run(*flags, HERE / "scripts" / script.name, *arguments, env=environment)
 
     (waiting,) = agent.wait_for_report("waiting", rank=1)
     os.kill(waiting["pid"], signal.SIGKILL)
@@ -74,12 +74,12 @@ def test_a_killed_worker_costs_the_steps_since_the_checkpoint(
     assert math.isfinite(json.loads((tmp_path / "output" / "train_results.json").read_text())["train_loss"])
 
 
-def test_after_a_kill_a_trainer_finds_its_imports_done_without_a_flag(stage: Stage, tmp_path: Path) -> None:
+def test_after_a_kill_a_trainer_finds_its_imports_done_without_a_flag(rig: Rig, tmp_path: Path) -> None:
     flags = ["--standalone", "--nproc_per_node=2", "--max_restarts=1", "-v"]
     arguments = [f"--output_dir={tmp_path / 'output'}", *HF_TRAINER.arguments]
     environment = {"PYTHONPATH": str(HERE), "WAIT_AFTER_STEP": str(KILL_AFTER), "HF_HUB_OFFLINE": "1"}
     environment |= {"PET_WARM_START": "1"}
-    agent = stage.run(*flags, HERE / "scripts" / HF_TRAINER.name, *arguments, env=environment)
+    agent = rig.run(*flags, HERE / "scripts" / HF_TRAINER.name, *arguments, env=environment)
 
     (waiting,) = agent.wait_for_report("waiting", rank=1)
     learned = agent.wait_for(r"more module\(s\) that workers have imported")
@@ -103,7 +103,7 @@ WAITS = next(
 
 @pytest.mark.parametrize("script", [HF_TRAINER, LIGHTNING, ACCELERATE], ids=lambda script: script.framework)
 def test_the_rank_and_its_line_are_named_and_with_hang_timeout_the_job_goes_on(
-    stage: Stage, tmp_path: Path, script: Script
+    rig: Rig, tmp_path: Path, script: Script
 ) -> None:
     flags = [
         "--nnodes=2",
@@ -115,7 +115,7 @@ def test_the_rank_and_its_line_are_named_and_with_hang_timeout_the_job_goes_on(
     arguments = [f"--output_dir={tmp_path / 'output'}", *script.arguments]
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     more = {"PYTHONPATH": path, "WAIT_AFTER_STEP": str(KILL_AFTER), "HF_HUB_OFFLINE": "1", "HANG": "1"}
-    agents = [stage.run(*flags, HERE / "scripts" / script.name, *arguments, env={**WARM, **more}) for _ in range(2)]
+    agents = [rig.run(*flags, HERE / "scripts" / script.name, *arguments, env={**WARM, **more}) for _ in range(2)]
     for agent in agents:
         agent.wait_for(rf"round 1: no progress for {HANG_WINDOW} s")
         agent.wait_for(rf"rank 1 is in wait \(threading.py:\d+\).*, called at watch.py:{WAITS}")

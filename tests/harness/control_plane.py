@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 import yaml
 from pods import INDEX, Job, Manifest, documents, job_of_jobset, jobset_of_trainjob, of_kind
-from stage import free_port
+from rig import free_port
 
 from elastic_core.exit_codes import ExitCode
 from elastic_kubernetes.command import read_jobs

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage import FIRST_FAILURE_ENDS, Stage
+from rig import FIRST_FAILURE_ENDS, Rig
 
 BLOCK = re.compile(r"(?:^`(?P<path>[\w./-]+)`\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (?P<command>(?:.*\\\n)*.*)\n(?P<output>(?:(?!\$ ).*\n)*)", re.MULTILINE)
@@ -55,15 +55,15 @@ class Reader:
     """A reader with an empty folder, an environment of their own, and no package index.
 
     Args:
-        stage: Where what they type is started.
+        rig: Where what they type is started.
         folder: Where their folder is made.
         env: Variables that they have set.
     """
 
-    def __init__(self, stage: Stage, folder: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, rig: Rig, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder / "reader"
         self.folder.mkdir()
-        self._stage = stage
+        self._rig = rig
         environment = make_environment(folder / "environment")
         self._env = {
             "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -90,7 +90,7 @@ class Reader:
 
     def type(self, command: str) -> str:
         """Return what the command prints; it must succeed."""
-        shell = self._stage.start(["bash", "-c", f"cd {self.folder}\n{command}"], env=self._env)
+        shell = self._rig.start(["bash", "-c", f"cd {self.folder}\n{command}"], env=self._env)
         assert shell.exit_code(PATIENCE) == 0, f"$ {command}\n{shell.output}"
         return f"{shell.output}\n" if shell.lines else ""
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 from hosts import Host
-from stage import PATIENCE, Agent, Stage, descendants
+from rig import PATIENCE, Agent, Rig, descendants
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 TRAINER_PORT = 29500
@@ -124,7 +124,7 @@ def expanded(text: str, environ: Mapping[str, str]) -> str:
 
 @dataclass
 class Pod:
-    """One pod, whose process is an :class:`Agent` of the stage."""
+    """One pod, whose process is an :class:`Agent` of the rig."""
 
     name: str
     agent: Agent
@@ -158,12 +158,12 @@ class PodCluster:
     """Runs pods on hosts; a pod's host is its machine and its address.
 
     Args:
-        stage: Starts processes, and ends what is left.
+        rig: Starts processes, and ends what is left.
         hosts: Free machines.
         image: Texts of containers that name what the image would have, and what is in their place here.
     """
 
-    stage: Stage
+    rig: Rig
     hosts: list[Host]
     image: Mapping[str, Sequence[str]]
     namespace: str = "default"
@@ -227,7 +227,7 @@ class PodCluster:
         inside += [*self._mounts(name, container, spec), 'exec "$@"']
         namespaces = ["unshare", "--uts", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
         argv = [*namespaces, "sh", "-ec", "; ".join(inside), name, *command]
-        agent = self.stage.start(host.command(*argv), env=environ)
+        agent = self.rig.start(host.command(*argv), env=environ)
         pod = Pod(name, agent, float(spec.get("terminationGracePeriodSeconds", 30)))
         self.pods.append(pod)
         return pod
@@ -248,7 +248,7 @@ class PodCluster:
                 size = int(empty["sizeLimit"].removesuffix("Gi")) << 30
                 said.append(f"mount -t tmpfs -o size={size} {mount['name']} {path}")
             elif Path(mount["mountPath"]).is_dir():
-                folder = self.stage.folder / name / mount["name"]
+                folder = self.rig.folder / name / mount["name"]
                 folder.mkdir(parents=True)
                 folder.chmod(0o700)
                 said.append(f"mount --bind {shlex.quote(str(folder))} {path}")
@@ -256,11 +256,11 @@ class PodCluster:
 
     @property
     def _hosts(self) -> Path:
-        return self.stage.folder / "hosts"
+        return self.rig.folder / "hosts"
 
     @property
     def _resolver(self) -> Path:
-        return self.stage.folder / "resolv.conf"
+        return self.rig.folder / "resolv.conf"
 
     def _write_hosts(self) -> None:
         self._resolver.write_text("nameserver 127.0.0.1\n", encoding="utf-8")  # refuses at once

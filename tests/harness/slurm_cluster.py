@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hosts import Host, hosts
-from stage import still_there
+from rig import still_there
 
 PATIENCE = 60.0
 LOGIN = "login"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stage import PATIENCE, Agent, Stage
+from rig import PATIENCE, Agent, Rig
 
 SOON = "beat_interval=0.5,lost_after=1.5,last_call_timeout=1"
 """Settings with which a lost node is found soon."""
 
 
-def train_for(stage: Stage, agents: list[Agent], seconds: float) -> None:
+def train_for(rig: Rig, agents: list[Agent], seconds: float) -> None:
     """Wait until the same workers have trained for so long, without a pause."""
     before = [agent.workers() for agent in agents]
     began = [max(report["at"] for report in agent.reports("step")) for agent in agents]
@@ -16,7 +16,7 @@ def train_for(stage: Stage, agents: list[Agent], seconds: float) -> None:
     def trained() -> bool:
         return all(agent.reports("step")[-1]["at"] >= at + seconds for agent, at in zip(agents, began, strict=True))
 
-    assert stage.wait_until(trained, PATIENCE + seconds), "training has stopped:\n" + agents[0].output
+    assert rig.wait_until(trained, PATIENCE + seconds), "training has stopped:\n" + agents[0].output
     assert [agent.workers() for agent in agents] == before
 
 

@@ -6,7 +6,7 @@ import textwrap
 from importlib.metadata import distributions
 from pathlib import Path
 
-from stage import WARM, Stage
+from rig import WARM, Rig
 
 TRAIN = r"""
     import os
@@ -33,13 +33,13 @@ TRAIN = r"""
 """
 
 
-def test_a_model_is_trained_by_two_nodes(stage: Stage, meeting: list[str], tmp_path: Path) -> None:
+def test_a_model_is_trained_by_two_nodes(rig: Rig, meeting: list[str], tmp_path: Path) -> None:
     assert {each.name for each in distributions() if each.name.startswith("elastic")} == {
         "elastic-core",
         "elastic-rdzv-redis",
     }
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(TRAIN))
-    agents = [stage.run(*meeting, "--nproc_per_node=2", script, env=WARM) for _ in range(2)]
+    agents = [rig.run(*meeting, "--nproc_per_node=2", script, env=WARM) for _ in range(2)]
     assert [agent.exit_code() for agent in agents] == [0, 0], agents[0].output
     assert [agent.lines.count("trained by 4") for agent in agents] == [2, 2]

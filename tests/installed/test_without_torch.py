@@ -6,7 +6,7 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 
 import pytest
-from stage import Stage
+from rig import Rig
 
 import elastic_core
 import elastic_rdzv_redis
@@ -22,9 +22,9 @@ def test_the_environment_has_wheels_and_no_torch() -> None:
         assert "site-packages" in str(module.__file__), "installed, not the checkout"
 
 
-def test_two_nodes_run_any_program(stage: Stage, meeting: list[str]) -> None:
+def test_two_nodes_run_any_program(rig: Rig, meeting: list[str]) -> None:
     program = ["--nproc_per_node=2", "--no_python", "sh", "-c", "echo rank $RANK of $WORLD_SIZE at $MASTER_PORT"]
-    agents = [stage.run(*meeting, *program) for _ in range(2)]
+    agents = [rig.run(*meeting, *program) for _ in range(2)]
     assert [agent.exit_code() for agent in agents] == [0, 0], agents[0].output
     said = sorted(line for agent in agents for line in agent.lines if line.startswith("rank"))
     assert [line.rpartition(" at ")[0] for line in said] == [f"rank {rank} of 4" for rank in range(4)]
@@ -39,9 +39,9 @@ def test_two_nodes_run_any_program(stage: Stage, meeting: list[str]) -> None:
     ],
 )
 def test_a_backend_that_is_not_installed_is_answered_with_what_brings_it(
-    stage: Stage, flags: list[str], distribution: str
+    rig: Rig, flags: list[str], distribution: str
 ) -> None:
-    agent = stage.run(*flags, "--no_python", "true")
+    agent = rig.run(*flags, "--no_python", "true")
     assert agent.exit_code() == 2
     wheel = f"{distribution.replace('-', '_')}-{elastic_core.__version__}-py3-none-any.whl"
     assert agent.lines[-1] == (

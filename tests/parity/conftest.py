@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import PATIENCE, Agent, Stage
+from rig import PATIENCE, Agent, Rig
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -136,12 +136,12 @@ class Parity:
 
     Args:
         folder: For what the runs leave.
-        stage: Starts the agents, in the folder of the scripts.
+        rig: Starts the agents, in the folder of the scripts.
     """
 
-    def __init__(self, folder: Path, stage: Stage) -> None:
+    def __init__(self, folder: Path, rig: Rig) -> None:
         self.folder, self.scripts = folder, SCRIPTS
-        self._stage = stage
+        self._rig = rig
         self._count = 0
 
     def run(self, *arguments: object, **options: Any) -> Pair:
@@ -178,7 +178,7 @@ class Parity:
             command = [*python, *command_of(start, (*preload, WITNESS), *places, *arguments)]
             search = os.pathsep.join(filter(None, [str(HERE / "preloaded"), (env or {}).get("PYTHONPATH")]))
             own = {"PARITY_REPORTS": str(folder), "PYTHONPATH": search}
-            agents[start] = self._stage.start(command, env={**(env or {}), **own})
+            agents[start] = self._rig.start(command, env={**(env or {}), **own})
 
         @functools.cache
         def gather() -> Pair:
@@ -251,7 +251,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def parity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parity]:
     """Runs programs both ways; none of their processes may outlive them."""
     folder = tmp_path_factory.mktemp("parity")
-    stage = Stage(SCRIPTS)
-    yield Parity(folder, stage)
-    left = stage.close()
+    rig = Rig(SCRIPTS)
+    yield Parity(folder, rig)
+    left = rig.close()
     assert not left, "processes that outlived their agents: " + "; ".join(left)

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 from launch_lines import GENERAL, LAUNCH, LINES, Line, table
+from rig import WORKERS, free_port
 from scaled_lines import SCRIPT, ScaledLine, scale
-from stage import WORKERS, free_port
 from torch.distributed.run import get_args_parser
 
 from elastic_core.cli.run_command import RunCommand

@@ -16,7 +16,7 @@ import torch.distributed.elastic.agent.server.api as torchs_server
 import torch.distributed.elastic.agent.server.local_elastic_agent as torchs_agent
 import torch.distributed.elastic.multiprocessing as torchs_multiprocessing
 import torch.distributed.launcher.api as torchs_launcher
-from stage import free_port
+from rig import free_port
 
 from elastic_torchrun import launch, local_agent, multiprocessing
 

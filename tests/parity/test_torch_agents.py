@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from etcd_servers import running
 from redis_servers import redis_server
-from stage import Stage, free_port
+from rig import Rig, free_port
 
 pytestmark = pytest.mark.timeout(600)  # every agent imports torch, or has a fork server that does
 PROGRAM = Path(__file__).parent / "scripts" / "agents.py"
@@ -48,14 +48,14 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Job]]]:
     """``jobs(side, places)`` runs all nodes to their end."""
-    stages = []
+    rigs = []
 
     def run(side: str, places: Mapping[str, tuple[str, str]]) -> dict[str, Job]:
         folder = tmp_path_factory.mktemp(side)
-        stages.append(Stage(folder))
+        rigs.append(Rig(folder))
         command = [sys.executable, str(PROGRAM), side]
         agents = [
-            stages[-1].start([*command, str(number), json.dumps(places), f"{number}.json", str(folder)])
+            rigs[-1].start([*command, str(number), json.dumps(places), f"{number}.json", str(folder)])
             for number in range(NODES)
         ]
         for agent in agents:
@@ -64,7 +64,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dic
         return {job: [node[job] for node in nodes if job in node] for job in places}
 
     yield run
-    left = [process for stage in stages for process in stage.close()]
+    left = [process for rig in rigs for process in rig.close()]
     assert not left, "processes that outlived their agents: " + "; ".join(left)
 
 

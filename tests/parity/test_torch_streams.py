@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import WARM, Agent, Stage
+from rig import WARM, Agent, Rig
 
 SCRIPT = Path(__file__).parent / "scripts" / "streams.py"
 WRITERS = ("python", "child", "C")
@@ -37,17 +37,17 @@ def written(stream: str, rank: int, prefix: str = "") -> set[str]:
     return {f"{prefix}{writer}, {stream} of {rank}" for writer in WRITERS}
 
 
-def launched(stage: Stage, launcher: str) -> tuple[Agent, Path]:
+def launched(rig: Rig, launcher: str) -> tuple[Agent, Path]:
     """A launcher with its own folder, in which its stderr goes to a file."""
-    folder = stage.folder / launcher
+    folder = rig.folder / launcher
     folder.mkdir()
     move, command = 'cd "$0" && exec "$@" 2>stderr', [sys.executable, "-m", *LAUNCHERS[launcher], str(SCRIPT)]
-    return stage.start(["sh", "-c", move, str(folder), *command], env={**WARM, **FLAGS}), folder
+    return rig.start(["sh", "-c", move, str(folder), *command], env={**WARM, **FLAGS}), folder
 
 
 @pytest.mark.timeout(300)
-def test_streams_go_where_torchrun_sends_them(stage: Stage) -> None:
-    for agent, folder in [launched(stage, launcher) for launcher in LAUNCHERS]:
+def test_streams_go_where_torchrun_sends_them(rig: Rig) -> None:
+    for agent, folder in [launched(rig, launcher) for launcher in LAUNCHERS]:
         assert agent.exit_code() == 0, (folder / "stderr").read_text()
 
         def kept(name: str, folder: Path = folder) -> set[str]:

@@ -7,14 +7,14 @@ import signal
 import sys
 from pathlib import Path
 
-from stage import WARM, WORKERS, Stage
+from rig import WARM, WORKERS, Rig
 
 
-def test_a_ddp_job_of_torchx_recovers_a_killed_worker(stage: Stage) -> None:
+def test_a_ddp_job_of_torchx_recovers_a_killed_worker(rig: Rig) -> None:
     torchx = [str(Path(sys.executable).with_name("torchx")), "run", "--scheduler=local_cwd"]
     job = ["dist.ddp", "-j", "1x2", "--script", str(WORKERS / "summing.py"), "--", "torch"]
     command = [sys.executable, "-m", "elastic_core", "exec", *torchx, *job]
-    agent = stage.start(command, env={**WARM, "PET_MAX_RESTARTS": "1"})
+    agent = rig.start(command, env={**WARM, "PET_MAX_RESTARTS": "1"})
     agent.wait_for("elastic: torchrun → elastic run, started by torchx run")
     agent.wait_for('"met".*"life": 0, "total": 2.0, "ours": true')
     os.kill(agent.workers()[1], signal.SIGKILL)

@@ -76,7 +76,7 @@ def test_a_line_without_end_does_not_wait_for_ever() -> None:
 
 
 @dataclass
-class Stage:
+class Rig:
     """An agent's output whose consoles are files, and the directory of its only worker."""
 
     folder: Path
@@ -151,10 +151,10 @@ def _map(streams: StreamMap | Stream) -> StreamMap:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
-    yield stage
-    stage.close()
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
 
 
 def writer(size: int, byte: str = "x", stream: str = "stderr") -> tuple[str, ...]:
@@ -183,29 +183,29 @@ OUT_LOG, ERR_LOG = {"stdout.log": b"out\n"}, {"stderr.log": b"err\n"}
     ],
 )
 def test_streams_go_where_redirects_and_tee_say(
-    stage: Stage, redirects: Stream, tee: Stream, keep: bool, console: tuple[bytes, bytes], files: dict[str, bytes]
+    rig: Rig, redirects: Stream, tee: Stream, keep: bool, console: tuple[bytes, bytes], files: dict[str, bytes]
 ) -> None:
-    stage.start(redirects, tee, keep=keep)
-    streams = stage.run("sh", "-c", BOTH)
+    rig.start(redirects, tee, keep=keep)
+    streams = rig.run("sh", "-c", BOTH)
     assert streams.tail() == "err\n"  # which explains a failure, wherever the stream went
-    assert streams.stderr_path == (str(stage.directory / "stderr.log") if "stderr.log" in files else None)
-    assert stage.shown() == console
-    assert stage.kept() == files
+    assert streams.stderr_path == (str(rig.directory / "stderr.log") if "stderr.log" in files else None)
+    assert rig.shown() == console
+    assert rig.kept() == files
 
 
-def test_a_stream_map_holds_for_local_ranks(stage: Stage) -> None:
-    stage.start(StreamMap(NONE, {1: ALL}), StreamMap(ERR, {1: NONE}))
-    stage.run("sh", "-c", BOTH, rank=4, local_rank=0)
-    assert stage.kept() == ERR_LOG
-    stage.run("sh", "-c", BOTH, rank=5, local_rank=1)
-    assert stage.kept() == {"stdout.log": b"out\n", "stderr.log": b"err\nerr\n"}
-    assert stage.shown() == (b"", b"[rank4]:err\n")
+def test_a_stream_map_holds_for_local_ranks(rig: Rig) -> None:
+    rig.start(StreamMap(NONE, {1: ALL}), StreamMap(ERR, {1: NONE}))
+    rig.run("sh", "-c", BOTH, rank=4, local_rank=0)
+    assert rig.kept() == ERR_LOG
+    rig.run("sh", "-c", BOTH, rank=5, local_rank=1)
+    assert rig.kept() == {"stdout.log": b"out\n", "stderr.log": b"err\nerr\n"}
+    assert rig.shown() == (b"", b"[rank4]:err\n")
 
 
-def test_a_stdout_that_nobody_asked_for_is_the_agents_own(stage: Stage) -> None:
+def test_a_stdout_that_nobody_asked_for_is_the_agents_own(rig: Rig) -> None:
     """So that a script on a terminal knows that it is on one."""
-    stage.start()
-    streams = stage.open()
+    rig.start()
+    streams = rig.open()
     assert streams.stdout is None
     assert streams.has_own_stdout
     streams.close()
@@ -219,27 +219,27 @@ def watched(lines: list[tuple[int, str]], *, every_stream: bool = False) -> Runn
     return round
 
 
-def test_every_stdout_is_read_if_a_monitor_wants_that(stage: Stage) -> None:
+def test_every_stdout_is_read_if_a_monitor_wants_that(rig: Rig) -> None:
     lines: list[tuple[int, str]] = []
-    stage.start().begin(watched(lines, every_stream=True).readers)
-    stage.run("sh", "-c", "echo at 7; echo err >&2")
+    rig.start().begin(watched(lines, every_stream=True).readers)
+    rig.run("sh", "-c", "echo at 7; echo err >&2")
     assert sorted(lines) == [(3, "at 7"), (3, "err")]
-    assert stage.shown() == (b"at 7\n", b"err\n")
+    assert rig.shown() == (b"at 7\n", b"err\n")
 
 
-def test_stderr_is_read_for_a_monitor_anyway(stage: Stage) -> None:
+def test_stderr_is_read_for_a_monitor_anyway(rig: Rig) -> None:
     lines: list[tuple[int, str]] = []
-    stage.start().begin(watched(lines).readers)
-    stage.run("sh", "-c", "echo at 7; printf 'one\\rtwo' >&2")
+    rig.start().begin(watched(lines).readers)
+    rig.run("sh", "-c", "echo at 7; printf 'one\\rtwo' >&2")
     assert lines == [(3, "one"), (3, "two")]
-    assert stage.shown() == (b"", b"one\rtwo")
+    assert rig.shown() == (b"", b"one\rtwo")
 
 
 def test_an_output_that_is_closed_before_it_has_heard_of_a_worker_ends_in_order(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread hears of both at once then, and ends before it is told to."""
-    output, ring, rings = stage.start(redirects=OUT), os.eventfd_write, list[int]()
+    output, ring, rings = rig.start(redirects=OUT), os.eventfd_write, list[int]()
 
     def late(bell: int, count: int) -> None:
         if bell != output._thread._bell:
@@ -253,23 +253,23 @@ def test_an_output_that_is_closed_before_it_has_heard_of_a_worker_ends_in_order(
             ring(bell, count)
 
     monkeypatch.setattr(os, "eventfd_write", late)
-    stage.open().close()
-    stage.close()
+    rig.open().close()
+    rig.close()
     assert len(rings) == 2
 
 
-def test_files_get_every_byte_of_a_flood_of_binary(stage: Stage) -> None:
-    stage.start(tee=OUT, redirects=ERR)
+def test_files_get_every_byte_of_a_flood_of_binary(rig: Rig) -> None:
+    rig.start(tee=OUT, redirects=ERR)
     script = "import os\nfor fd in (1, 2):\n    for _ in range(64): os.write(fd, bytes(range(256)) * 256)"
-    stage.run(sys.executable, "-I", "-S", "-c", script)
-    assert stage.kept() == {name: bytes(range(256)) * 256 * 64 for name in ("stdout.log", "stderr.log")}
+    rig.run(sys.executable, "-I", "-S", "-c", script)
+    assert rig.kept() == {name: bytes(range(256)) * 256 * 64 for name in ("stdout.log", "stderr.log")}
 
 
-def test_a_file_is_continued_and_not_begun_again(stage: Stage) -> None:
-    stage.start(redirects=OUT)
-    stage.run("echo", "one")
-    stage.run("echo", "two")
-    assert stage.kept() == {"stdout.log": b"one\ntwo\n"}
+def test_a_file_is_continued_and_not_begun_again(rig: Rig) -> None:
+    rig.start(redirects=OUT)
+    rig.run("echo", "one")
+    rig.run("echo", "two")
+    assert rig.kept() == {"stdout.log": b"one\ntwo\n"}
 
 
 @pytest.mark.parametrize(("redirects", "tee"), [(NONE, ERR), (ERR, NONE)], ids=["teed", "redirected"])
@@ -286,60 +286,60 @@ def test_a_file_is_continued_and_not_begun_again(stage: Stage) -> None:
     ids=["nothing", "no newline", "one huge line", "lines that fit", "lines that do not", "binary"],
 )
 def test_the_tail_is_the_last_whole_lines_of_stderr(
-    stage: Stage, redirects: Stream, tee: Stream, argv: tuple[str, ...], tail: str
+    rig: Rig, redirects: Stream, tee: Stream, argv: tuple[str, ...], tail: str
 ) -> None:
-    stage.start(redirects, tee)
-    assert stage.run(*argv).tail() == tail
+    rig.start(redirects, tee)
+    assert rig.run(*argv).tail() == tail
 
 
-def test_the_tail_of_a_file_that_the_worker_removed_is_known_all_the_same(stage: Stage) -> None:
-    stage.start(redirects=ERR)
-    assert stage.run("sh", "-c", f"echo kept >&2; rm {stage.directory}/stderr.log").tail() == "kept\n"
+def test_the_tail_of_a_file_that_the_worker_removed_is_known_all_the_same(rig: Rig) -> None:
+    rig.start(redirects=ERR)
+    assert rig.run("sh", "-c", f"echo kept >&2; rm {rig.directory}/stderr.log").tail() == "kept\n"
 
 
 # What is slow, gone or full ------------------------------------------------------------------------------------------
 
 
-def test_a_console_that_nobody_reads_does_not_stop_a_worker(stage: Stage) -> None:
+def test_a_console_that_nobody_reads_does_not_stop_a_worker(rig: Rig) -> None:
     reading, writing = os.pipe()
-    stage.start(tee=ERR, err=writing)
-    stage.run(*writer(1 << 20, "123456789\n"))  # returns, though the console took 64 KiB at most
-    assert (stage.directory / "stderr.log").stat().st_size == 10 << 20
+    rig.start(tee=ERR, err=writing)
+    rig.run(*writer(1 << 20, "123456789\n"))  # returns, though the console took 64 KiB at most
+    assert (rig.directory / "stderr.log").stat().st_size == 10 << 20
     os.close(reading)
-    stage.close()
+    rig.close()
     os.close(writing)
-    assert "Broken pipe" in stage.reports.get(timeout=PATIENCE)
+    assert "Broken pipe" in rig.reports.get(timeout=PATIENCE)
 
 
-def test_a_console_that_is_gone_costs_no_byte_of_the_files(stage: Stage) -> None:
+def test_a_console_that_is_gone_costs_no_byte_of_the_files(rig: Rig) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    stage.start(tee=ERR, err=writing)
-    stage.run("sh", "-c", "echo one >&2")
-    stage.run("sh", "-c", "echo two >&2")
-    assert stage.kept() == {"stderr.log": b"one\ntwo\n"}
-    assert "Broken pipe" in stage.reports.get(timeout=PATIENCE)
+    rig.start(tee=ERR, err=writing)
+    rig.run("sh", "-c", "echo one >&2")
+    rig.run("sh", "-c", "echo two >&2")
+    assert rig.kept() == {"stderr.log": b"one\ntwo\n"}
+    assert "Broken pipe" in rig.reports.get(timeout=PATIENCE)
     os.close(writing)
 
 
-def test_a_file_on_a_full_disk_is_reported_once_and_the_worker_goes_on(stage: Stage) -> None:
-    stage.start(tee=ERR)
-    streams = stage.open()
+def test_a_file_on_a_full_disk_is_reported_once_and_the_worker_goes_on(rig: Rig) -> None:
+    rig.start(tee=ERR)
+    streams = rig.open()
     [file] = streams.pumps[ERR]._readers
     with open("/dev/full", "wb") as full:  # in the place of its file
         assert isinstance(file, LogFile)
         os.dup2(full.fileno(), file._file)
     assert streams.stderr is not None
     os.write(streams.stderr, b"one\n")
-    report = f"{stage.directory}/stderr.log is not complete: No space left on device; the worker goes on"
-    assert stage.reports.get(timeout=PATIENCE) == report
+    report = f"{rig.directory}/stderr.log is not complete: No space left on device; the worker goes on"
+    assert rig.reports.get(timeout=PATIENCE) == report
     os.write(streams.stderr, b"two\n")
     streams.close()
-    assert stage.output is not None
-    stage.output.drain([streams], PATIENCE)
-    assert stage.reports.empty()
+    assert rig.output is not None
+    rig.output.drain([streams], PATIENCE)
+    assert rig.reports.empty()
     assert streams.tail() == "one\ntwo\n"
-    assert stage.shown() == (b"", b"[rank3]:one\n[rank3]:two\n")
+    assert rig.shown() == (b"", b"[rank3]:one\n[rank3]:two\n")
 
 
 def descriptors() -> set[str]:
@@ -355,33 +355,33 @@ def descriptors() -> set[str]:
     ids=["link", "directory"],
 )
 def test_a_file_that_cannot_be_opened_is_an_error_and_leaves_no_descriptor_behind(
-    stage: Stage, prepare: Callable[[Path], None], number: int
+    rig: Rig, prepare: Callable[[Path], None], number: int
 ) -> None:
-    stage.start(tee=ALL)
-    stage.directory.mkdir(parents=True)
-    prepare(stage.directory)
+    rig.start(tee=ALL)
+    rig.directory.mkdir(parents=True)
+    prepare(rig.directory)
     before = descriptors()
-    with pytest.raises(OSError, match=str(stage.directory)) as caught:
-        stage.open()
+    with pytest.raises(OSError, match=str(rig.directory)) as caught:
+        rig.open()
     assert caught.value.errno == number
     assert descriptors() == before
 
 
-def test_nothing_is_left_open_after_the_end(stage: Stage) -> None:
+def test_nothing_is_left_open_after_the_end(rig: Rig) -> None:
     before = descriptors()
-    stage.start(redirects=OUT, tee=ERR)
+    rig.start(redirects=OUT, tee=ERR)
     for _ in range(20):
-        stage.run("sh", "-c", BOTH)
-    stage.close()
+        rig.run("sh", "-c", BOTH)
+    rig.close()
     assert descriptors() == before
 
 
 # Ends ----------------------------------------------------------------------------------------------------------------
 
 
-def held_open_by_a_child(stage: Stage) -> tuple[WorkerStreams, int]:
+def held_open_by_a_child(rig: Rig) -> tuple[WorkerStreams, int]:
     """A worker that wrote ``half a line`` and ended, and a descriptor of its that goes on, as a child of its may."""
-    streams = stage.open()
+    streams = rig.open()
     assert streams.stderr is not None
     child = os.dup(streams.stderr)
     os.write(child, b"half a line")
@@ -389,9 +389,9 @@ def held_open_by_a_child(stage: Stage) -> tuple[WorkerStreams, int]:
     return streams, child
 
 
-def test_the_end_of_a_stream_is_not_waited_for_beyond_the_timeout(stage: Stage) -> None:
-    output = stage.start(tee=ERR)
-    streams, child = held_open_by_a_child(stage)
+def test_the_end_of_a_stream_is_not_waited_for_beyond_the_timeout(rig: Rig) -> None:
+    output = rig.start(tee=ERR)
+    streams, child = held_open_by_a_child(rig)
     output.drain([streams], timeout=0)
     assert not streams.pumps[ERR].ended.is_set()
     os.close(child)
@@ -399,19 +399,19 @@ def test_the_end_of_a_stream_is_not_waited_for_beyond_the_timeout(stage: Stage) 
     assert streams.pumps[ERR].ended.is_set()
 
 
-def test_arrived_bytes_are_shown_at_the_end_though_the_stream_goes_on(stage: Stage) -> None:
-    stage.start(tee=ERR)
-    _, child = held_open_by_a_child(stage)
-    assert stage.shown() == (b"", b"[rank3]:half a line\n")
-    assert stage.kept() == {"stderr.log": b"half a line"}
+def test_arrived_bytes_are_shown_at_the_end_though_the_stream_goes_on(rig: Rig) -> None:
+    rig.start(tee=ERR)
+    _, child = held_open_by_a_child(rig)
+    assert rig.shown() == (b"", b"[rank3]:half a line\n")
+    assert rig.kept() == {"stderr.log": b"half a line"}
     with pytest.raises(BrokenPipeError):
         os.write(child, b"nobody reads")
     os.close(child)
 
 
-def test_the_output_of_a_living_worker_can_be_read(stage: Stage) -> None:
-    output = stage.start(tee=ERR)
-    streams, child = held_open_by_a_child(stage)
+def test_the_output_of_a_living_worker_can_be_read(rig: Rig) -> None:
+    output = rig.start(tee=ERR)
+    streams, child = held_open_by_a_child(rig)
     for line in range(1000):
         os.write(child, b"\n%d" % line)
         output.catch_up([streams], PATIENCE)
@@ -425,28 +425,28 @@ def test_the_output_of_a_living_worker_can_be_read(stage: Stage) -> None:
 SAYS = ("sh", "-c", "echo apple; echo pear; printf 'last apple'; echo a cherry >&2")
 
 
-def test_lines_with_a_wanted_text_are_copied_to_a_file_of_the_round(stage: Stage) -> None:
-    stage.start(tee=Stream.OUT, filters={Stream.OUT: ("apple", "plum")})
-    stage.run(*SAYS)
-    assert (stage.directory.parent / "filtered_stdout.log").read_bytes() == b"[rank3]:apple\n[rank3]:last apple\n"
-    assert not (stage.directory.parent / "filtered_stderr.log").exists()
-    assert stage.kept()["stdout.log"] == b"apple\npear\nlast apple", "the worker's own file has every byte"
+def test_lines_with_a_wanted_text_are_copied_to_a_file_of_the_round(rig: Rig) -> None:
+    rig.start(tee=Stream.OUT, filters={Stream.OUT: ("apple", "plum")})
+    rig.run(*SAYS)
+    assert (rig.directory.parent / "filtered_stdout.log").read_bytes() == b"[rank3]:apple\n[rank3]:last apple\n"
+    assert not (rig.directory.parent / "filtered_stderr.log").exists()
+    assert rig.kept()["stdout.log"] == b"apple\npear\nlast apple", "the worker's own file has every byte"
 
 
-def test_a_stream_that_goes_to_a_file_only_is_filtered_too_and_not_shown(stage: Stage) -> None:
-    stage.start(redirects=Stream.ALL, filters={Stream.ERR: ("cherry",)})
-    stage.run(*SAYS)
-    assert (stage.directory.parent / "filtered_stderr.log").read_bytes() == b"[rank3]:a cherry\n"
-    assert stage.kept()["stderr.log"] == b"a cherry\n"
-    assert stage.shown() == (b"", b"")
+def test_a_stream_that_goes_to_a_file_only_is_filtered_too_and_not_shown(rig: Rig) -> None:
+    rig.start(redirects=Stream.ALL, filters={Stream.ERR: ("cherry",)})
+    rig.run(*SAYS)
+    assert (rig.directory.parent / "filtered_stderr.log").read_bytes() == b"[rank3]:a cherry\n"
+    assert rig.kept()["stderr.log"] == b"a cherry\n"
+    assert rig.shown() == (b"", b"")
 
 
-def test_ranks_that_are_not_to_be_shown_are_kept_in_files(stage: Stage) -> None:
-    stage.start(tee=Stream.ALL, shown=[0])
-    stage.run(*SAYS, rank=7, local_rank=1)
-    assert stage.kept() == {"stdout.log": b"apple\npear\nlast apple", "stderr.log": b"a cherry\n"}
-    stage.run(*SAYS, rank=6, local_rank=0)
-    assert stage.shown() == (b"[rank6]:apple\n[rank6]:pear\n[rank6]:last apple\n", b"[rank6]:a cherry\n")
+def test_ranks_that_are_not_to_be_shown_are_kept_in_files(rig: Rig) -> None:
+    rig.start(tee=Stream.ALL, shown=[0])
+    rig.run(*SAYS, rank=7, local_rank=1)
+    assert rig.kept() == {"stdout.log": b"apple\npear\nlast apple", "stderr.log": b"a cherry\n"}
+    rig.run(*SAYS, rank=6, local_rank=0)
+    assert rig.shown() == (b"[rank6]:apple\n[rank6]:pear\n[rank6]:last apple\n", b"[rank6]:a cherry\n")
 
 
 # Lines of several ranks ----------------------------------------------------------------------------------------------
@@ -476,21 +476,21 @@ def test_a_terminal_waits_a_moment_for_the_end_of_a_line_and_others_for_ever() -
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_lines_of_several_workers_do_not_mix(stage: Stage, keep: bool) -> None:
+def test_lines_of_several_workers_do_not_mix(rig: Rig, keep: bool) -> None:
     """Each print is two writes where nothing buffers: the text, and its end."""
     program = "import os, sys\nfor _ in range(2000): print(sys.argv[1] * 20); print(sys.argv[1] * 30, file=sys.stderr)"
-    output = stage.start(keep=keep, several=True)
+    output = rig.start(keep=keep, several=True)
     workers = []
     for local_rank in range(2):
-        streams = output.open(rank=local_rank, local_rank=local_rank, directory=stage.folder / str(local_rank))
+        streams = output.open(rank=local_rank, local_rank=local_rank, directory=rig.folder / str(local_rank))
         argv = [sys.executable, "-u", "-c", program, str(local_rank)]
         workers.append((streams, subprocess.Popen(argv, stdout=streams.stdout, stderr=streams.stderr)))
         streams.close()
     for streams, process in workers:
         assert process.wait(PATIENCE) == 0
         output.drain([streams], PATIENCE)
-    stage.close()
-    shown = {name: sorted((stage.folder / name).read_text().split("\n")) for name in ("out", "err")}
+    rig.close()
+    shown = {name: sorted((rig.folder / name).read_text().split("\n")) for name in ("out", "err")}
     assert shown["out"] == ["", *["0" * 20] * 2000, *["1" * 20] * 2000]
     assert shown["err"] == ["", *["0" * 30] * 2000, *["1" * 30] * 2000]
 
@@ -525,61 +525,57 @@ def screen() -> Iterator[tuple[int, int]]:
         os.close(fd)
 
 
-def test_where_the_console_is_a_terminal_stderr_is_one_of_the_same_size(stage: Stage, screen: tuple[int, int]) -> None:
-    stage.start(err=screen[1])
-    streams = stage.open()
+def test_where_the_console_is_a_terminal_stderr_is_one_of_the_same_size(rig: Rig, screen: tuple[int, int]) -> None:
+    rig.start(err=screen[1])
+    streams = rig.open()
     with subprocess.Popen(
         [sys.executable, "-c", LOOK], stdout=subprocess.DEVNULL, stderr=streams.stderr, start_new_session=True
     ):
         streams.close()
-    assert stage.output is not None
-    stage.output.drain([streams], PATIENCE)
+    assert rig.output is not None
+    rig.output.drain([streams], PATIENCE)
     assert streams.tail().splitlines() == [
         "True os.terminal_size(columns=100, lines=30)",
         "no controlling terminal",
     ]
 
 
-def test_stdout_of_several_workers_is_a_terminal_where_the_console_is_one(
-    stage: Stage, screen: tuple[int, int]
-) -> None:
-    stage.start(out=screen[1], several=True)
-    streams = stage.open()
+def test_stdout_of_several_workers_is_a_terminal_where_the_console_is_one(rig: Rig, screen: tuple[int, int]) -> None:
+    rig.start(out=screen[1], several=True)
+    streams = rig.open()
     assert streams.stdout is not None
     assert os.get_terminal_size(streams.stdout) == (100, 30)
     streams.close()
 
 
 @pytest.mark.parametrize("where", [{"redirects": ERR}, {"tee": ERR}, {"shown": {1}}])
-def test_a_stream_that_goes_to_a_file_is_no_terminal(
-    stage: Stage, screen: tuple[int, int], where: dict[str, Any]
-) -> None:
-    stage.start(err=screen[1], **where)
-    streams = stage.open()
+def test_a_stream_that_goes_to_a_file_is_no_terminal(rig: Rig, screen: tuple[int, int], where: dict[str, Any]) -> None:
+    rig.start(err=screen[1], **where)
+    streams = rig.open()
     assert streams.stderr is not None
     assert not os.isatty(streams.stderr)
     streams.close()
 
 
-def test_a_terminal_changes_no_byte_and_the_tail_has_no_colours(stage: Stage, screen: tuple[int, int]) -> None:
+def test_a_terminal_changes_no_byte_and_the_tail_has_no_colours(rig: Rig, screen: tuple[int, int]) -> None:
     raw = screen[1]
     tty.setraw(raw)
-    stage.start(err=raw)
+    rig.start(err=raw)
     said = b"\x03\x04\x1a\x1b[31mValueError: boom\x1b[0m\n\r\t\x00\xff end\n"
-    streams = stage.open()
+    streams = rig.open()
     assert streams.stderr is not None
     os.write(streams.stderr, said)
     streams.close()
-    assert stage.output is not None
-    stage.output.drain([streams], PATIENCE)
+    assert rig.output is not None
+    rig.output.drain([streams], PATIENCE)
     assert os.read(screen[0], 4096) == said
     assert "ValueError: boom\n" in streams.tail()
     assert "[31m" not in streams.tail()
 
 
-def test_a_new_window_size_reaches_the_workers(stage: Stage, screen: tuple[int, int]) -> None:
-    output = stage.start(err=screen[1])
-    streams = stage.open()
+def test_a_new_window_size_reaches_the_workers(rig: Rig, screen: tuple[int, int]) -> None:
+    output = rig.start(err=screen[1])
+    streams = rig.open()
     assert streams.stderr is not None
     resize_terminal(screen[0], struct.pack("HHHH", 50, 200, 0, 0))
     output.resize()
@@ -609,22 +605,22 @@ def test_all_that_a_terminal_holds_is_read_when_a_worker_has_failed() -> None:
 
 
 def test_without_pseudo_terminals_a_pipe_does(
-    stage: Stage, screen: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    rig: Rig, screen: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_left() -> tuple[int, int]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    stage.start(err=screen[1])
+    rig.start(err=screen[1])
     monkeypatch.setattr(os, "openpty", none_left)
-    assert stage.run("sh", "-c", "echo x >&2").tail() == "x\n"
+    assert rig.run("sh", "-c", "echo x >&2").tail() == "x\n"
 
 
-def test_a_console_whose_reader_has_gone_ends_the_stdout_of_several_workers(stage: Stage) -> None:
+def test_a_console_whose_reader_has_gone_ends_the_stdout_of_several_workers(rig: Rig) -> None:
     """As ``| head`` ends a program that writes there itself."""
     reading, writing = os.pipe()
     os.close(reading)
-    stage.start(out=writing, several=True)
-    streams = stage.run("sh", "-c", "trap '' PIPE; echo x; while echo y 2>/dev/null; do :; done")
+    rig.start(out=writing, several=True)
+    streams = rig.run("sh", "-c", "trap '' PIPE; echo x; while echo y 2>/dev/null; do :; done")
     assert streams.stdout is None
-    assert "the console is gone (Broken pipe)" in stage.reports.get(timeout=PATIENCE)
+    assert "the console is gone (Broken pipe)" in rig.reports.get(timeout=PATIENCE)
     os.close(writing)

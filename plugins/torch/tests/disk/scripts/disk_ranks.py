@@ -24,7 +24,7 @@ from elastic_torch.disk import CheckpointError, Disk
 from elastic_torch.disk.storage import LocalStorage
 
 
-class Stage:
+class Rig:
     """The parameters of a scene: its folder, the act (from 0), and this rank."""
 
     def __init__(self, folder: Path, act: int, rank: int, world: int) -> None:
@@ -49,50 +49,50 @@ def sharded(scale: float) -> dict[str, Any]:
     return {"weight": distribute_tensor(FULL * scale, mesh, [Shard(0)]), "bias": FULL[0] * scale, "step": int(scale)}
 
 
-def resharding(stage: Stage) -> None:
+def resharding(rig: Rig) -> None:
     """Sharded state, saved by some ranks and loaded by others."""
-    with stage.open(stage.folder / "shared") as disk:
+    with rig.open(rig.folder / "shared") as disk:
         state = sharded(0)
         loaded = disk.load(into=state)
         weight = state["weight"]
         assert isinstance(weight, DTensor)
-        before = stage.act
+        before = rig.act
         equal = torch.equal(weight.full_tensor(), FULL * before) and torch.equal(state["bias"], FULL[0] * before)
-        stage.say(loaded=loaded and loaded.checkpoint.step, equal=equal, step=state["step"])
-        disk.save(sharded(stage.act + 1), stage.act + 1).result()
+        rig.say(loaded=loaded and loaded.checkpoint.step, equal=equal, step=state["step"])
+        disk.save(sharded(rig.act + 1), rig.act + 1).result()
 
 
-def local_directories(stage: Stage) -> None:
+def local_directories(rig: Rig) -> None:
     """Each node has its own directory; a node that is new gets what the others have."""
-    node = stage.folder / f"act-{stage.act}-nodes"
-    names = (node / str(stage.rank)).read_text()
-    with stage.open(stage.folder / names) as disk:
+    node = rig.folder / f"act-{rig.act}-nodes"
+    names = (node / str(rig.rank)).read_text()
+    with rig.open(rig.folder / names) as disk:
         loaded = disk.load()
         equal = loaded is not None and torch.equal(loaded.state["weight"], FULL * loaded.checkpoint.step)
-        there = sorted(path.name[-3:] for path in (stage.folder / names).glob("run-*"))
+        there = sorted(path.name[-3:] for path in (rig.folder / names).glob("run-*"))
         damage = [str(item) for item in loaded.damage] if loaded else []
-        stage.say(loaded=loaded and loaded.checkpoint.step, equal=equal, there=there, damage=damage)
+        rig.say(loaded=loaded and loaded.checkpoint.step, equal=equal, there=there, damage=damage)
         step = (loaded.checkpoint.step if loaded else 0) + 1
         disk.save({"weight": FULL * step, "step": step}, step).result()
 
 
-def scattered(stage: Stage) -> None:
+def scattered(rig: Rig) -> None:
     """Each node has its own directory, and each rank its shard."""
-    order = (stage.folder / f"act-{stage.act}-nodes" / str(stage.rank)).read_text()
-    with stage.open(stage.folder / order) as disk:
+    order = (rig.folder / f"act-{rig.act}-nodes" / str(rig.rank)).read_text()
+    with rig.open(rig.folder / order) as disk:
         state = sharded(0)
         loaded = disk.load(into=state)
         step = loaded.checkpoint.step if loaded else 0
-        stage.say(loaded=step, equal=torch.equal(state["weight"].full_tensor(), FULL * step))
+        rig.say(loaded=step, equal=torch.equal(state["weight"].full_tensor(), FULL * step))
         disk.save(sharded(step + 1), step + 1).result()
 
 
-def one_rank_fails(stage: Stage) -> None:
+def one_rank_fails(rig: Rig) -> None:
     """An error on one rank is an error on all, and the next save works."""
-    with stage.open(stage.folder / "shared") as disk:
+    with rig.open(rig.folder / "shared") as disk:
         disk.save(sharded(1), 1).result()
         real = os.write
-        if stage.rank == 1:
+        if rig.rank == 1:
 
             def full(descriptor: int, data: Any) -> int:
                 if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".distcp"):
@@ -108,43 +108,43 @@ def one_rank_fails(stage: Stage) -> None:
         os.write = real
         disk.save(sharded(3), 3).result()
         newest = disk.newest()
-        stage.say(error=error, newest=newest and newest.step, left=os.listdir(stage.folder / "shared"))
+        rig.say(error=error, newest=newest and newest.step, left=os.listdir(rig.folder / "shared"))
 
 
-def without_a_group(stage: Stage) -> None:
+def without_a_group(rig: Rig) -> None:
     """All ranks save to one path at once, though they do not know of each other."""
-    start = dist.FileStore(f"{stage.folder}/start", stage.world)  # type: ignore[attr-defined]  # it is public, its stub says otherwise
-    start.set(str(stage.rank), "")
-    start.wait([str(rank) for rank in range(stage.world)])
-    with stage.open(stage.folder / "shared") as disk:
+    start = dist.FileStore(f"{rig.folder}/start", rig.world)  # type: ignore[attr-defined]  # it is public, its stub says otherwise
+    start.set(str(rig.rank), "")
+    start.wait([str(rank) for rank in range(rig.world)])
+    with rig.open(rig.folder / "shared") as disk:
         try:
-            disk.save({"weight": FULL * stage.rank, "rank": stage.rank}, 1).result()
-            stage.say(error=None)
+            disk.save({"weight": FULL * rig.rank, "rank": rig.rank}, 1).result()
+            rig.say(error=None)
         except CheckpointError as error:
-            stage.say(error=str(error))
+            rig.say(error=str(error))
 
 
-def schedule(stage: Stage) -> None:
+def schedule(rig: Rig) -> None:
     """All ranks hear the same of when a checkpoint is due, though they count different clocks."""
-    with stage.open(stage.folder / "shared", interval="auto", mean_time_between_failures=1e-9) as disk:
+    with rig.open(rig.folder / "shared", interval="auto", mean_time_between_failures=1e-9) as disk:
         due = []
         for step in range(1, 60):
             if disk.due(step):
                 due.append(step)
                 disk.save({"weight": FULL}, step).result()
-        stage.say(due=due)
+        rig.say(due=due)
 
 
-def unreadable(stage: Stage) -> None:
+def unreadable(rig: Rig) -> None:
     """A first run saves; in later acts other runs load, and reads of what is there fail as the file ``reads`` says.
 
     That has the error's number, the number of reads of each file that go well before it, and the ranks that it meets.
     """
-    how = json.loads((stage.folder / f"act-{stage.act}-reads").read_text())
+    how = json.loads((rig.folder / f"act-{rig.act}-reads").read_text())
     code, good = how["code"], how["good"]
-    node = stage.folder / (f"node-{stage.rank}" if how["local"] else "shared")
+    node = rig.folder / (f"node-{rig.rank}" if how["local"] else "shared")
     real, seen = LocalStorage.read, dict[str, int]()
-    bad = {path.stat().st_ino for path in node.glob("run-*/*")} if stage.rank in how["ranks"] else set()
+    bad = {path.stat().st_ino for path in node.glob("run-*/*")} if rig.rank in how["ranks"] else set()
 
     def read(self: LocalStorage, path: str, *, checked: bool = False) -> IO[bytes]:
         seen[path] = seen.get(path, 0) + 1
@@ -153,32 +153,32 @@ def unreadable(stage: Stage) -> None:
         return real(self, path, checked=checked)
 
     LocalStorage.read = read  # type: ignore[method-assign]
-    stage.environ = {"ELASTIC_RUN_UID": f"run{stage.act}", "ELASTIC_ROUND": "1"}
-    with stage.open(node, read_timeout=0, keep=1 if stage.act else 9) as disk:
+    rig.environ = {"ELASTIC_RUN_UID": f"run{rig.act}", "ELASTIC_ROUND": "1"}
+    with rig.open(node, read_timeout=0, keep=1 if rig.act else 9) as disk:
         try:
             loaded = disk.load()
             equal = loaded is None or torch.equal(loaded.state["weight"], FULL * loaded.checkpoint.step)
-            stage.say(loaded=loaded and loaded.checkpoint.step, equal=equal, error=None, kind=None)
+            rig.say(loaded=loaded and loaded.checkpoint.step, equal=equal, error=None, kind=None)
         except CheckpointError as error:
-            stage.say(loaded=None, equal=True, error=str(error), kind=type(error).__name__)
+            rig.say(loaded=None, equal=True, error=str(error), kind=type(error).__name__)
             return
         for step in how["save"]:
             disk.save({"weight": FULL * step}, step).result()
 
 
-SCENES: dict[str, Callable[[Stage], None]] = {
+SCENES: dict[str, Callable[[Rig], None]] = {
     scene.__name__: scene
     for scene in (resharding, local_directories, scattered, one_rank_fails, without_a_group, schedule, unreadable)
 }
 
 
-def play(scene: Callable[[Stage], None], stage: Stage) -> None:
+def play(scene: Callable[[Rig], None], rig: Rig) -> None:
     """One rank of one act."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if scene is not without_a_group:
-        meeting = f"file://{stage.folder}/meeting-{stage.act}"
-        dist.init_process_group("gloo", init_method=meeting, rank=stage.rank, world_size=stage.world)
-    scene(stage)
+        meeting = f"file://{rig.folder}/meeting-{rig.act}"
+        dist.init_process_group("gloo", init_method=meeting, rank=rig.rank, world_size=rig.world)
+    scene(rig)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -194,7 +194,7 @@ def main() -> None:
             pid = os.fork()
             if pid == 0:
                 try:
-                    play(scene, Stage(folder, act, rank, world))
+                    play(scene, Rig(folder, act, rank, world))
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)

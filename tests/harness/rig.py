@@ -1,7 +1,7 @@
 """Agents as real processes, and what can be seen of them from outside.
 
-A :class:`Stage` starts agents as users do, each in a session of its own, and collects what they and their workers
-print. Workers report in JSON lines (``tests/workers/report.py``). Every process carries the stage's mark in its
+A :class:`Rig` starts agents as users do, each in a session of its own, and collects what they and their workers
+print. Workers report in JSON lines (``tests/workers/report.py``). Every process carries the rig's mark in its
 environment, so that none can hide. All waiting is for something to happen, with a deadline that only a failing test
 ever meets.
 """
@@ -62,7 +62,7 @@ class Agent:
 
     process: subprocess.Popen[str]
     changed: threading.Condition
-    """Notified of every line, and of the end of the output; one for all agents of a stage."""
+    """Notified of every line, and of the end of the output; one for all agents of a rig."""
     lines: list[str] = field(default_factory=list)
     ended: bool = False
     """True if its output is at its end: neither it nor any worker of its can write there any more."""
@@ -176,8 +176,8 @@ class Agent:
 
 
 @dataclass
-class Stage:
-    """Starts agents in a folder; afterwards nothing of them is left."""
+class Rig:
+    """A test rig: it starts agents in a folder, and leaves nothing of them."""
 
     folder: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -219,7 +219,7 @@ class Stage:
             return bool(self._changed.wait_for(happened, patience))
 
     def processes(self) -> list[int]:
-        """Every process that carries the stage's mark."""
+        """Every process that carries the rig's mark."""
         pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
         return [pid for pid in pids if variable(pid, MARK) == self.mark]
 
