@@ -66,13 +66,20 @@ class NodeHealth:
     def _publish_notes(self) -> None:
         from elastic_core.events import Event, Level
 
-        for name, message, notes in (
-            ("gpu_shared", "workers share GPUs with processes that are not waited for", self._notes),
-            ("gpu_silent", "workers do not wait for GPU memory any more", self._silent),
-        ):
-            if self._publish is not None and notes:
-                why, notes[:] = "; ".join(notes), []
-                self._publish(Event(name, f"{message}: {why}", Level.WARNING, {"why": why}))
+        if self._publish is None:
+            return
+        if why := _taken(self._notes):
+            message = f"workers share GPUs with processes that are not waited for: {why}"
+            self._publish(Event("gpu_shared", message, Level.WARNING, {"why": why}))
+        if why := _taken(self._silent):
+            message = f"workers do not wait for GPU memory any more: {why}"
+            self._publish(Event("gpu_silent", message, Level.WARNING, {"why": why}))
+
+
+def _taken(notes: list[str]) -> str:
+    """Take all notes, and return them in one line."""
+    why, notes[:] = "; ".join(notes), []
+    return why
 
 
 def _may_have_gpus() -> bool:
