@@ -94,8 +94,13 @@ class HealthChecks:
                 continue
             failed[one.name] = finding
             message = " ".join(filter(None, [f"the health check {one.name!r} {finding.what}.", finding.advice]))
-            fields: dict[str, Field] = {"check": one.name, "found": finding.what, "advice": finding.advice}
-            fields["took_s"] = round(time.monotonic() - at, 3)
+            took = round(time.monotonic() - at, 3)
+            fields: dict[str, Field] = {
+                "check": one.name,
+                "found": finding.what,
+                "advice": finding.advice,
+                "took_s": took,
+            }
             self._publish(Event("node_check_failed", message, Level.ERROR, fields))
         if not failed and (self._retry is not None or self._has_processes):
             took, names = round(time.monotonic() - began, 3), ", ".join(one.name for one in self._checks)
