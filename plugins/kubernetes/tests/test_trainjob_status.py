@@ -245,7 +245,7 @@ def test_a_refusal_is_told_once_and_taken_up_again(
     assert trainer.refused == [code] * 4, "every 30 s"
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"the TrainJob's progress is not shown: StatusRefusedError: the server answers {code}: the reason" in said
+    assert f"the TrainJob's progress is not shown: the server answers {code}: the reason. The training goes on." in said
     assert "token-1" not in said
     status.elastic_observe(DONE)
     assert len(trainer.refused) == 4, "the end does not wait for a server that refuses"

@@ -55,7 +55,6 @@ class ElasticJob:
     backoff_limit: int | None
     deadline_seconds: int | None
     ttl_seconds: int | None
-    restart_policy: str
     warnings: tuple[str, ...] = field(default=())  # fields that have no counterpart
 
 
@@ -83,6 +82,7 @@ def parse_elastic_job(document: object, source: str, *, endpoint: str | None = N
     worker.only(REPLICA)
     nodes, least, most = _sizes(spec, worker)
     template = worker.need("template", "It is the pod's: `spec` with `containers`.")
+    _one_of(worker, "restartPolicy", RESTART_POLICIES, default="ExitCode")  # the agent restarts the workers itself
     return ElasticJob(
         name=_name(metadata),
         namespace=None if (space := metadata.get("namespace")) is None else _label(space),
@@ -101,7 +101,6 @@ def parse_elastic_job(document: object, source: str, *, endpoint: str | None = N
         backoff_limit=_number(spec, "backoffLimit", least=0),
         deadline_seconds=_number(spec, "activeDeadlineSeconds", least=1),
         ttl_seconds=_number(spec, "ttlSecondsAfterFinished", least=0),
-        restart_policy=_one_of(worker, "restartPolicy", RESTART_POLICIES, default="ExitCode"),
         warnings=tuple(_warnings(spec)),
     )
 

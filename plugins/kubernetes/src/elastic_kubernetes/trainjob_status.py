@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from elastic_core import hookimpl
-from elastic_core.errors import UsageError, in_one_line
+from elastic_core.errors import ElasticError, UsageError, in_one_line
 
 if TYPE_CHECKING:
     from elastic_core import JoinedRun
@@ -57,14 +57,15 @@ class Server:
             OSError: The server cannot be reached, is not to be trusted, or a file cannot be read.
             HTTPException: The answer is not HTTP.
             StatusRefusedError: The server did not take the status.
-            ValueError: The URL is not one of https.
+            UsageError: The URL is not one of https.
+            ValueError: The token is not ASCII.
         """
         import ssl  # only where there is a server
         from http.client import HTTPSConnection
 
         where = urlsplit(self.url)
         if where.scheme != "https" or not where.hostname:
-            raise ValueError(f"{URL} {self.url!r} is not a URL that begins with https://")
+            raise UsageError(f"{URL} {self.url!r} is not a URL that begins with https://.")
         context = ssl.create_default_context(cafile=str(self.ca_cert))  # read again each time: it is replaced, too
         token = self.token.read_text(encoding="ascii").strip()
         connection = HTTPSConnection(where.hostname, where.port, timeout=TIMEOUT_SECONDS, context=context)
@@ -80,7 +81,7 @@ class Server:
             raise StatusRefusedError(answer.status, text)
 
 
-class StatusRefusedError(Exception):
+class StatusRefusedError(ElasticError):
     """The server answered with an error, in the form of Kubernetes: JSON with ``message``."""
 
     def __init__(self, code: int, answer: bytes) -> None:
@@ -88,7 +89,7 @@ class StatusRefusedError(Exception):
             message = str(json.loads(answer)["message"])
         except (ValueError, KeyError, TypeError):
             message = answer.decode(errors="replace")
-        super().__init__(f"the server answers {code}: {' '.join(message.split())[:200] or 'nothing else'}")
+        super().__init__(f"the server answers {code}: {' '.join(message.split())[:200] or 'nothing else'}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +191,10 @@ class TrainJobStatus:
         self._due = False
         try:
             server.post(self._training.status(self._wall()))
-        except (OSError, HTTPException, StatusRefusedError, ValueError) as exc:
+        except (OSError, HTTPException, ElasticError, ValueError) as exc:
             self._next = self._monotonic() + PAUSE_SECONDS
             if not self._failed:
-                self._say(f"the TrainJob's progress is not shown: {in_one_line(exc)}. The training goes on.")
+                self._say(f"the TrainJob's progress is not shown: {in_one_line(exc)} The training goes on.")
             self._failed = True
         else:
             self._next = self._monotonic() + INTERVAL_SECONDS
