@@ -27,13 +27,13 @@ SILENT = "silent"
 class SimRound:
     """A round as the agent shows it to monitors, with one that answers each question and asks again in ``asks_until``.
 
-    It is its own ``questions``.
+    It is its own ``callbacks``.
     """
 
     last_words = ()
 
     def __init__(self, agent: SimAgent) -> None:
-        self.agent, self.questions = agent, self
+        self.agent, self.callbacks = agent, self
         self.asks_until = 0.0
 
     @property
