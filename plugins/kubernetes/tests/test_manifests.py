@@ -13,7 +13,7 @@ import yaml
 from manifest_schemas import DATA, ROOT, check
 
 from elastic_core.exit_codes import ExitCode
-from elastic_kubernetes.command import TARGETS, read_documents
+from elastic_kubernetes.command import TARGETS, read_jobs
 from elastic_kubernetes.documents import write
 from elastic_kubernetes.elastic_job import ElasticJob
 from elastic_kubernetes.manifests import REPLACEMENTS, TARGETS as RENDERED
@@ -31,9 +31,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def elastic_job(path: Path) -> ElasticJob:
-    endpoint = ENDPOINT if path.parent == DATA else None
-    found = read_documents(path.read_text(encoding="utf-8"), path.name, endpoint)
-    (job,) = (one for one in found if isinstance(one, ElasticJob))
+    (job,) = read_jobs(path.read_text(encoding="utf-8"), path.name, ENDPOINT if path.parent == DATA else None)
     return job
 
 

@@ -72,6 +72,11 @@ def read_documents(text: str, source: str, endpoint: str | None = None) -> list[
     ]
 
 
+def read_jobs(text: str, source: str, endpoint: str | None = None) -> list[ElasticJob]:
+    """Return the ElasticJobs alone; see :func:`read_documents`."""
+    return [job for job in read_documents(text, source, endpoint) if not isinstance(job, dict)]
+
+
 def _items(document: object) -> list[object]:
     """Return the objects of a List, as ``kubectl get -o yaml`` prints them; of any other document itself."""
     if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
