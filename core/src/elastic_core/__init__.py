@@ -11,7 +11,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``starter``: how a plugin brings a process that forks workers on request.
 * ``hookspecs``: every hook and its contract.
 * ``gates``, ``monitors``: a node's two gates, and a round's workers, as plugins see them. ``assignment``: what a worker
-  is told of itself. ``progress_table``: the progress of workers. ``monitor_callbacks``: their callbacks.
+  is told of itself. ``progress_table``: the progress of workers. ``monitor_callbacks``: those of monitors.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 PUBLIC = {
     "elastic_core": "what most plugins and training scripts need: settings, hooks, gates, errors",
-    "elastic_core.agent": "an agent in this process, workers' output, log directories, and the cause of a failure",
+    "elastic_core.agent": "an agent in this process, abandoned directories, and the cause of a failure",
     "elastic_core.cli": "commands: their options, the store of the job that they look at, warnings",
     "elastic_core.cli.main": "the entry point of ``elastic``",
     "elastic_core.config": "the settings of a run: flags, the program, ``--rdzv_conf``, environment variables",

@@ -1,4 +1,4 @@
-"""The callbacks by which monitors answer questions, follow reports, speak before a stop and look at the end."""
+"""The callbacks of monitors: they answer questions, follow reports, speak before a stop, and find snapshots."""
 
 from __future__ import annotations
 

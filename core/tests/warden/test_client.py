@@ -279,6 +279,16 @@ def test_a_notice_reaches_a_worker_that_handles_it_before_its_start_is_told(
     assert [event.signum for event in listener.all_of(Signalled)] == [sent]
 
 
+def test_a_worker_whose_program_does_not_run_yet_handles_no_notice(listener: Programs) -> None:
+    """Until then it has the handlers of the warden."""
+    for _ in range(5):
+        since = len(listener.heard)
+        listener.spawn("sh", "-c", "while :; do sleep 0.01; done")
+        listener.warden.stop(grace=HUNDRED_YEARS, signum=signal.SIGUSR1)
+        listener.wait(StopCompleted, since=since)
+    assert signal.SIGUSR1 not in {event.signum for event in listener.all_of(Signalled)}
+
+
 def test_sigterm_follows_another_signal_before_the_grace_is_over(listener: Programs) -> None:
     listener.started("sh", "-c", "trap '' INT TERM; echo $$; while :; do sleep 1000; done")
     listener.warden.stop(grace=0.05, signum=signal.SIGINT)

@@ -110,7 +110,7 @@ class Resources:
     def stop_workers(self, stop: Stop, received: int | None, failure: Incident | None) -> WorkerFailed | None:
         """Stop the workers of a round; return the one that exited early, if that explains the round's ``failure``.
 
-        ``received`` is the signal for which this node leaves. The workers get it too, as of :meth:`Warden.stop`.
+        ``received`` is the signal for which this node leaves. The workers get it, or SIGTERM (:meth:`Warden.stop`).
         """
         config, group = self.node.config, self.group
         if not stop.planned:

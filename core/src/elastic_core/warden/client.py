@@ -179,9 +179,9 @@ class Warden:
     ) -> None:
         """Stop all: ``signum`` to the workers' process groups, SIGKILL to whatever is left after ``grace`` seconds.
 
-        The workers ``ending`` get no ``signum``: their programs have ended, and their exit codes are of interest.
-        SIGTERM replaces a notice of a scheduler (``stop.NOTICES``) for which no worker has a handler.
-        SIGTERM follows another ``signum`` in the last fifth of the grace, at most 5 s before its end.
+        SIGTERM replaces a notice (``stop.NOTICES``) for which no worker has a handler, and follows any other signal in
+        the last fifth of the grace, at most 5 s before its end. The workers ``ending`` get none of them: their programs
+        have ended, and their exit codes are of interest.
         Processes that outlive the last worker are killed at once, except services; those in sessions of their own get
         SIGTERM and the rest of the grace, for which the answer does not wait. With ``patient`` all have the grace, and
         the answer waits. One StopCompleted answers all stops under way, of which the earliest deadline holds.

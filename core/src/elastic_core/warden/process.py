@@ -362,8 +362,8 @@ class WardenProcess:
 
     def _handled(self, signum: int) -> int:
         """Return the signal, or SIGTERM for a notice of a scheduler for which no worker has a handler."""
-        known = signum not in NOTICES or any(catches(pid, signum) for pid in self._workers())
-        return signum if known else signal.SIGTERM
+        running = [pid for pid in self._workers() if self._children[pid].started]  # before, it has our handlers
+        return signum if signum not in NOTICES or any(catches(pid, signum) for pid in running) else signal.SIGTERM
 
     def _signal_workers(self, workers: list[int], signum: int) -> None:
         for pid in workers:

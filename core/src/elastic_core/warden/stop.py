@@ -19,7 +19,7 @@ class StopInProgress:
     """A stop in progress. Times are of the monotonic clock."""
 
     def __init__(self, signum: int, grace: float, now: float, fenced: bool = False) -> None:
-        self.signum = signum  # the signal for the workers: at first the one that the agent named, in the end SIGTERM
+        self.signum = signum  # for the workers: at first the one that the stop began with, in the end SIGTERM
         self.deadline = now + grace  # when the remaining processes are killed
         self.sigterm_at = self.deadline - min(TERM_SHARE * grace, TERM_MAX_SECONDS)
         self.serial: int | None = None  # the agent's number of the stop, if the agent requested it
