@@ -23,7 +23,7 @@ from elastic_core.gates import StartGate
 from elastic_core.host.devices import visible
 from elastic_core.host.devices.machine import Device, Machine
 from elastic_core.warden.linux import state_of
-from elastic_health import gpu_memory
+from elastic_health import gpu_memory, holders, plugin as health_plugin
 from elastic_health.gpu import findings
 from elastic_health.gpu_memory import (
     Amd,
@@ -289,14 +289,16 @@ def test_gpus_that_the_workers_do_not_see_are_not_waited_for(orphan: int) -> Non
     assert wait_for(orphan, environ={"CUDA_VISIBLE_DEVICES": "1"}).reason(2, "run", 0.0) is None
 
 
-def test_a_node_without_gpus_is_looked_at_once() -> None:
+def test_a_node_without_gpus_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[object] = []
 
     def find(environ: object) -> None:
         looks.append(environ)
 
-    wait = MemoryWait({}, find)
-    assert [wait.reason(number, "run", 0.0) for number in (1, 2, 3)] == [None] * 3
+    monkeypatch.setattr(health_plugin, "_may_have_gpus", lambda: True)
+    monkeypatch.setattr(holders, "MemoryWait", lambda **_: MemoryWait({}, find))
+    node = NodeHealth()
+    assert [node.elastic_before_start(StartGate(number)) for number in (1, 2, 3)] == [None] * 3
     assert len(looks) == 1
 
 

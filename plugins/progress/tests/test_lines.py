@@ -372,7 +372,7 @@ def test_bars_of_an_evaluation_do_not_take_the_place_of_the_trainings() -> None:
 
 def test_a_full_bar_gives_its_place_to_the_next() -> None:
     read = reader()
-    steps(read, [bar(n, 10000, "Rig A") for n in (9000, 9500, 10000)])
+    steps(read, [bar(n, 10000, "Stage A") for n in (9000, 9500, 10000)])
     assert steps(read, [bar(n, 500) for n in (1, 2, 3, 4)]) == [None, None, 3, 4]
 
 

@@ -136,7 +136,7 @@ class Client(Connection):
 
 
 def text_of(data: bytes) -> str:
-    """Return bytes as a request has them."""
+    """Return bytes in base64, as etcd's JSON has them."""
     return b64encode(data).decode()
 
 

@@ -169,7 +169,7 @@ def report_alone(answer: LocalStacks, number: int) -> Report:
 
 
 def next_question_at(last: Report | None, at: float, window: float) -> float:
-    """Return when ranks may be asked again after the report ``last`` at an instant; None if there was no report then.
+    """Return when ranks may be asked again after a question at ``at``; ``last`` is its report, None if it had none.
 
     Until a hang is found unchanged often enough for a rank to be ended, that is soon; else each time twice as late.
     """

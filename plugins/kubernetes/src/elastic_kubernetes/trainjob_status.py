@@ -89,7 +89,7 @@ class StatusRefusedError(ElasticError):
             message = str(json.loads(answer)["message"])
         except (ValueError, KeyError, TypeError):
             message = answer.decode(errors="replace")
-        super().__init__(f"the server answers {code}: {' '.join(message.split())[:200] or 'nothing else'}.")
+        super().__init__(f"the server answers {code}: {' '.join(message.split())[:200].rstrip('.') or 'nothing else'}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ FORM = "N/DURATION:DURATION, such as 3/1h:30m"
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """The number of failures after which a host is left out. Durations are in seconds."""
+    """A host with so many failures within ``window`` seconds is left out for ``cool_down`` seconds."""
 
     failures: int
     window: float
