@@ -544,7 +544,7 @@ DEFECTS: tuple[Defect, ...] = (
         "an entry of one's own that is too large is the store's fault",
         "LeaderDriver._append",
         "entry = _closed_for(ledger, entry, exc)",
-        "raise RendezvousStateError(exc.message) from exc",
+        "from elastic_core.errors import RendezvousStateError\nraise RendezvousStateError(exc.message) from exc",
         "sizes",
     ),
     # Joining

@@ -73,7 +73,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         "a node with a voucher is gone although its heartbeat goes on",
         "LeaderView.is_proved_gone",
         "node.node_id in self.watch.gone and self.is_lost(node.node_id)",
-        "node.node_id in watch.gone",
+        "node.node_id in self.watch.gone",
         "vouched",
         1000,
         first=640,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import symtable
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -35,7 +37,18 @@ def test_a_plan_with_something_unknown_is_refused() -> None:
 def test_a_defect_can_be_planted(defect: Defect) -> None:
     planted = plant_in_source(defect)
     assert ast.dump(planted.tree) != ast.dump(ast.parse(planted.path.read_text()))
-    compile(planted.tree, planted.path, "exec")
+    assert unknown_names(planted.tree) == set(), "each run would end with a NameError, and no rule would be tested"
+
+
+def unknown_names(tree: ast.Module) -> set[str]:
+    """Return the global names that a module uses and does not have."""
+    module = symtable.symtable(ast.unparse(tree), "module", "exec")
+    known = {each.get_name() for each in module.get_symbols() if each.is_assigned() or each.is_imported()}
+    unknown, tables = set[str](), [module]
+    for table in tables:
+        tables += table.get_children()
+        unknown |= {each.get_name() for each in table.get_symbols() if each.is_global() and each.is_referenced()}
+    return {name for name in unknown - known - set(dir(builtins)) if not name.startswith("__")}
 
 
 MODULES = {

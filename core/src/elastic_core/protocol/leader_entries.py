@@ -134,7 +134,7 @@ def restart_round(view: LeaderView, current: Round, incident: Incident) -> Decis
             return LookAgain(offered_by)
         return halt_for_incident(current, incident)
     # The new store has the address of the old one: all workers must be gone before it can be used again.
-    shared = (offer.address, offer.port) == (current.offer.address, current.offer.port)
+    shared = offer != current.offer and (offer.address, offer.port) == (current.offer.address, current.offer.port)
     if shared and len(current.members) > 1:
         return halt_for_incident(current, incident)
     counters, spends = next_counters(view, current, incident)

@@ -27,8 +27,8 @@ PEER_PATIENCE_SECONDS = 0.5
 """Its wait if all members report failures that follow from the loss of a peer: the rank that closed its
 connections may be about to end. Workers go on meanwhile."""
 REPLACED_SECONDS = 0.25
-"""The limit after a failure that only follows from the loss of a peer, where enough nodes wait to replace those that
-have not shown it: one that is only slow becomes a node that waits."""
+"""A silent member is suspected after at least this long where a failure only follows from the loss of a peer, and a
+node waits for each silent one: one that is only slow becomes a node that waits."""
 LAST_CHANCE_SECONDS = 0.1  # how long a node that has already been suspected once gets to show that it is alive
 
 
@@ -67,7 +67,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderView:
-    """The state from which :func:`~elastic_core.protocol.leader.decide` decides. Instants are its monotonic clock."""
+    """The state from which :func:`~elastic_core.protocol.leader.decide` decides, by the leader's monotonic clock."""
 
     ledger: Ledger
     watch: Watch

@@ -36,7 +36,7 @@ class QuestionState:
     """The newest QUESTION, and the ANSWERS of a round (rule L14)."""
 
     open: entries.Question | None = None  # the QUESTION of the round that no ANSWERS has followed
-    index: int = 0  # of the newest QUESTION of the run; 0 for none
+    index: int = 0  # of the newest QUESTION that this node has read in this run; 0 for none
     read_at: float = 0.0
     reports: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """The newest ANSWERS of each name in the round, as far as this node has read them: its index and report."""
@@ -48,7 +48,7 @@ class QuestionState:
 
 @dataclass(frozen=True, slots=True)
 class LastResize:
-    """The last planned resize of a run (rule L4)."""
+    """The last planned resize of a run (rule L4); a newcomer, and a reader of a RESUME, take it for just now."""
 
     over_at: float
     cost: float = 0.0  # seconds from its HALT to its ROUND, by the leader's clock; 0 if a member or the leader was lost
@@ -75,7 +75,7 @@ class Ledger:
     asked: frozenset[str] = frozenset()  # the nodes that a DRAIN has asked to leave
     questions: QuestionState = QuestionState()
     closed: entries.Closed | None = None
-    last_resize: LastResize | None = None
+    last_resize: LastResize | None = None  # None before the first
     resumed_from: tuple[int, int] = (0, 0)  # the :attr:`position` of the history that the newest RESUME restored
 
     @property

@@ -1,4 +1,4 @@
-"""The time for which a node may delay writing its row, and the interval of its workers' progress in the row.
+"""The delay of a row that no other node waits for, and the interval at which a row tells how far the workers are.
 
 After a ROUND all members say that they run. If they did so at once, the rows of the first would delay it for the last.
 What rows say of workers is only for people. Each amendment has the leader read the roster, so that all members amend
