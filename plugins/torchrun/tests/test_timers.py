@@ -25,7 +25,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.events import Event
 from elastic_core.monitors import RankFailed, RunningRound, WorkerView
-from elastic_core.warden.linux import state_of
+from elastic_core.warden.linux import running_process, state_of
 from elastic_torchrun.timers import TIMERS_MAX, Timer, Timers, Watchdog, kernel_limit, parse_timer, pipe_path
 
 NOW, TIME_OF_DAY = 100.0, 5000.0
@@ -185,17 +185,13 @@ def test_a_process_is_not_ended_for_the_timer_of_a_dead_one_of_the_same_number(
     assert node.expired == ["of the living"]
 
 
-def test_timers_of_processes_that_are_gone_make_room(tmp_path: Path, sleeper: int) -> None:
-    node = Node(tmp_path)
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    later = time.time() + 100
-    for first in range(0, TIMERS_MAX + 100, 100):
-        node.write(*(line(gone.pid, str(number), later, sig=0) for number in range(first, first + 100)))
-    node.write(line(sleeper, "alive", later, sig=0))
-    node.now = 1000.0
-    node.watchdog.look()
-    assert node.expired == ["alive"]
+def test_timers_of_processes_that_are_gone_are_dropped(sleeper: int) -> None:
+    timers, alive = Timers(), running_process(sleeper)
+    assert alive is not None
+    with subprocess.Popen(["true"]) as gone:
+        timers.take((gone.pid, 1), Timer(gone.pid, "gone", 110.0, 0))
+    timers.take(alive, Timer(sleeper, "alive", 110.0, 0))
+    assert timers.take_expired(110.0).keys() == {alive}
 
 
 def test_a_pipe_that_nobody_reads_any_more_is_replaced(tmp_path: Path) -> None:

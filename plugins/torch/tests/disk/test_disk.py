@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +30,7 @@ from elastic_torch.disk import (
     fence,
     ownership,
 )
+from elastic_torch.disk.collective import PeerFailedError
 from elastic_torch.disk.fence import Identity
 from elastic_torch.disk.storage import LocalStorage, open_storage
 
@@ -481,6 +484,25 @@ def test_an_error_of_the_system_while_saving_has_a_hint(
     usual = "Training goes on, and the next checkpoint is tried as usual."
     assert str(error).splitlines()[1:] == [f"{remedy} {usual}".lstrip()]
     assert "The newest is still that of step 2." in str(error)
+
+
+def test_a_save_that_was_refused_holds_no_state(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that was gathered for one save takes memory as long as something holds it."""
+    with Disk(two, environ=place()) as disk:
+        monkeypatch.setattr(disk._ownership, "saver", None)
+        monkeypatch.setattr(disk._ownership, "take", refuse_to_save)
+        given = {"model": torch.ones(4)}
+        gathered = weakref.ref(given["model"])
+        future = disk.save(given, 3)
+        del given
+        gc.collect()
+        assert gathered() is None
+        with pytest.raises(CheckpointSaveError, match="The checkpoint of step 3 was not saved"):
+            future.result()
+
+
+def refuse_to_save() -> None:
+    raise PeerFailedError("rank 0: the disk is full")
 
 
 @pytest.mark.parametrize("saved", [0, 1])

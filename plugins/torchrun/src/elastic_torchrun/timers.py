@@ -63,6 +63,10 @@ def parse_timer(line: bytes, now: float, time_of_day: float) -> Timer:
     raise ValueError(f"{line[:200]!r} is no timer")
 
 
+def _urgency(timer: Timer) -> tuple[bool, float]:
+    return timer.signum == 0, timer.at
+
+
 class Timers:
     """The timers that are set, by process and scope. A process is more than its pid, which a later one may have."""
 
@@ -81,7 +85,7 @@ class Timers:
     def take_expired(self, now: float) -> dict[Process, Timer]:
         """Remove the timers of each process of which one has expired; return the first of these, one with a signal."""
         due = {process: [one for one in held.values() if one.at <= now] for process, held in self._timers.items()}
-        first = {process: min(held, key=lambda one: (one.signum == 0, one.at)) for process, held in due.items() if held}
+        first = {process: min(held, key=_urgency) for process, held in due.items() if held}
         self._timers = {process: held for process, held in self._timers.items() if process not in first}
         return first
 
@@ -115,6 +119,8 @@ class Watchdog:
         """
         self._limit = kernel_limit(self._environ)
         if self._environ.get(PIPE) and (path := pipe_path(self._environ, Path())) is not None:
+            if not os.path.exists(path) and not os.access(path.parent, os.W_OK):
+                raise UsageError(f"{PIPE}={path} cannot be made there.", hint=_CHOSEN)
             _check_free(path)
 
     @hookimpl
@@ -170,7 +176,8 @@ class Watchdog:
         if (round := self._round) is None:
             return
         ours = set(descendants(os.getpid())) if expired else ()
-        for timer in (timer for process, timer in expired.items() if process in ours):
+        due = [timer for process, timer in expired.items() if process in ours]
+        for timer in sorted(due, key=_urgency):
             name = signal_name(timer.signum) if timer.signum else "no signal"
             scope = timer.scope[:200]
             message = f"the timer {scope!r} of process {timer.pid} has expired: it is sent {name}"
@@ -221,8 +228,9 @@ def pipe_path(environ: Mapping[str, str], directory: Path) -> Path | None:
 def _open(path: Path) -> int:
     """Make the pipe and open it, for writing too, so that no client ends the file; UsageError if it cannot be made."""
     try:
-        _check_free(path)
-        path.unlink(missing_ok=True)
+        if path.exists():
+            _check_free(path)
+            path.unlink()
         os.mkfifo(path, 0o600)
         return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as exc:
@@ -230,10 +238,8 @@ def _open(path: Path) -> int:
 
 
 def _check_free(path: Path) -> None:
-    """Raise a UsageError if the path is no pipe, the pipe has a reader, or none can be made there."""
+    """Raise a UsageError if what is at the path is no pipe, or a pipe that has a reader."""
     if not os.path.exists(path):
-        if not os.access(path.parent, os.W_OK):
-            raise UsageError(f"{PIPE}={path} cannot be made there.", hint=_CHOSEN)
         return
     if not path.is_fifo():
         raise UsageError(f"{PIPE}={path} is not a named pipe.", hint="Name a path that does not exist, or unset it.")

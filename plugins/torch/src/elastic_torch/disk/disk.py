@@ -178,7 +178,8 @@ class Disk:
             self._last = step
             self._schedule.saved(time.monotonic() - began)
             self._schedule.failed(time.monotonic() - began)
-            return self._writer.refuse(error.with_traceback(None))  # whose frames would hold the state
+            error.__cause__ = error.__context__ = None
+            return self._writer.refuse(error.with_traceback(None))  # frames, the cause's too, would hold the state
         copied = self._writer.copy(state_dict)
         self._last = step
         self._schedule.saved(time.monotonic() - began)

@@ -76,8 +76,10 @@ class Writer:
         Raises:
             CheckpointError: The last one was not saved.
         """
-        self.settle()
-        pending, self._pending = self._pending, []
+        try:
+            self.settle()
+        finally:
+            pending, self._pending = self._pending, []
         return pending[-1].result() if pending else None
 
     def close(self) -> None:

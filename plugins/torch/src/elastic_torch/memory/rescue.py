@@ -30,6 +30,7 @@ from elastic_torch.version import Place, Stamp
 logger = logging.getLogger("elastic_torch.memory")
 VARIABLE = "ELASTIC_RESCUE_DIR"
 FOLDER = "rescued"  # in the directory of the checkpoints
+_ANSWER_SECONDS = 5.0  # to wait for the agent: without its answer a snapshot may be written that need not be
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +150,13 @@ class Rescue:
         if self._place.local_rank != 0 or not self._request.targets:
             return
         try:
-            notes.leave(f"{self._request.name}/{RESCUE}", self._request.packed())
+            notes.leave(f"{self._request.name}/{RESCUE}", self._request.packed(), _ANSWER_SECONDS)
         except ResourceError as error:
             logger.warning("If the job fails, its newest step will not be written out: %s", error.message)
 
     def _earlier(self) -> Request | None:
         name = self._request.name
-        text = notes.read(f"{name}/{RESCUE}") if self._place.local_rank == 0 else None
+        text = notes.read(f"{name}/{RESCUE}", _ANSWER_SECONDS) if self._place.local_rank == 0 else None
         found = None if text is None else request_in(name, text)
         return found if found is not None and found.run == self._place.run else None
 

@@ -5,7 +5,6 @@ The bytes are written as they are (``rescue_files``). Nothing here imports torch
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING
 from elastic_core.events import Event, Level
 from elastic_torch.memory.rescue_files import Written, write
 from elastic_torch.memory.snapshot_format import (
-    NOTE_MAX_BYTES,
     RESCUE,
     KeptSnapshot,
     Request,
     is_of_other_release,
+    note_in,
     request_in,
     snapshots_in,
 )
@@ -59,7 +58,7 @@ def rescue(left: LeftMemory) -> None:
 
 def requests(held: Mapping[str, int]) -> list[Request]:
     """Return the requests of workers, without invalid ones."""
-    texts = {name: os.pread(held[name], NOTE_MAX_BYTES, 0) for name in sorted(held) if name.endswith(f"/{RESCUE}")}
+    texts = {name: note_in(held[name]) for name in sorted(held) if name.endswith(f"/{RESCUE}")}
     found = (request_in(name.removesuffix(f"/{RESCUE}"), text) for name, text in texts.items())
     return [request for request in found if request is not None]
 

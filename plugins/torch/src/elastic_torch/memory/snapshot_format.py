@@ -87,6 +87,14 @@ def request_in(name: str, text: bytes) -> Request | None:
     return Request(name, run, whole, body.get("base"), stamp, targets)
 
 
+def note_in(fd: int) -> bytes:
+    """Return the text of a note in a memory file; b"" if it cannot be read."""
+    try:
+        return os.pread(fd, NOTE_MAX_BYTES, 0)
+    except OSError:
+        return b""
+
+
 def snapshot_in(fd: int) -> KeptSnapshot | None:
     """Return the snapshot in a memory file; None if there is no complete one."""
     header = os.pread(fd, HEADER.size, 0)
