@@ -31,6 +31,13 @@ if rank == 3:
         dist.destroy_process_group()
         load()
 """
+WITHOUT_A_GROUP = """\
+if rank == 3:
+    open("there", "w").close()
+    load()
+while not os.path.exists("there"):
+    time.sleep(0.01)
+"""
 WATCHDOG = """\
 time.sleep(1)
 print("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600029 "
@@ -56,7 +63,7 @@ STORIES = {
         GROUP.format(4) + "if rank == 3: stuck()\ndist.all_reduce(torch.ones(4))",
         "rank 3: no Python stack: sleeping, in .*pause",
     ),
-    "NCCL's watchdog": ("if rank == 3: load()\n" + WATCHDOG, LOADS),
+    "NCCL's watchdog": (WITHOUT_A_GROUP + WATCHDOG, LOADS),
     "the store": ('if rank == 3: load()\ndist.init_process_group("gloo", timeout=timedelta(seconds=4))', LOADS),
     "a monitored barrier": (
         GROUP.format(20) + "if rank == 3: load()\ndist.monitored_barrier(timeout=timedelta(seconds=3))",
