@@ -403,7 +403,8 @@ def test_no_shared_memory_outlives_the_job(rig: Rig, tmp_path: Path, end: str) -
     agent = rig.run(*TWO, *job, *(["--fail=6"] if end == "failure" else []), env=QUICK)
     agent.wait_for_report("holding", count=2)
     assert sorted(name for pid, name in memory_files(mark) if pid == agent.pid) == [
-        f"/memfd:{mark}/{local_rank}/{slot}" for local_rank in (0, 1) for slot in (0, 1)
+        *(f"/memfd:{mark}/{local_rank}/{slot}" for local_rank in (0, 1) for slot in (0, 1)),
+        f"/memfd:{mark}/rescue",
     ]
     if end == "all_but_the_agent_killed":
         for pid in descendants(agent.pid):
