@@ -66,7 +66,7 @@ class MonitorCallbacks:
             return encode(None, ANSWER_MAX_BYTES)
 
     def take(self, name: str, report: object) -> None:
-        """Pass a report on to its followers, in order, on a thread of their own."""
+        """Pass a report to its followers, in order, in a separate thread."""
         if takers := [take for followed, take in self.followers if followed == name]:
             pass_on = partial(self._pass_on, name, report, takers, self._passed)
             self._passed = asked(pass_on, name="elastic-reports")

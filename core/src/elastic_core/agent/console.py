@@ -59,7 +59,7 @@ class DirectConsole:
 
 
 class Console(DirectConsole):
-    """Writes workers' output to one descriptor, in order, on a thread of its own.
+    """A writer of workers' output to one descriptor, in order, in a separate thread.
 
     Any thread may call it, no writer waits, and output is dropped where too much waits.
 

@@ -151,7 +151,7 @@ class StarterClient:
                     if self.process is not None:
                         if not self._ready:  # the old one has replaced a dead one, and still imports
                             self.process.kill()
-                        self.process.hang_up()  # the old one ends once it has done what was requested
+                        self.process.hang_up()  # the old starter ends after the forks that were requested
                     self.process, self._successor, self._ready = successor, None, True
                     self._refusal, self._early_deaths = "", 0
                     self._grown = max(self._grown, 1)  # 0 if the old one was started after this one was requested

@@ -10,7 +10,7 @@ MESSAGE_CHARACTERS = 500  # of one finding, at most
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The reason why a node is not healthy: what was found, with the value, and what to do about it."""
+    """A defect of a node: the fact, with its value, and the remedy."""
 
     what: str
     advice: str = ""

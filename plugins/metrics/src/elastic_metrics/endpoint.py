@@ -79,7 +79,7 @@ def _buckets(recoveries: Recoveries) -> list[tuple[str, float]]:
 
 
 class MetricsServer:
-    """An HTTP server on a thread of its own, which does not keep the process alive.
+    """An HTTP server in a daemon thread.
 
     It answers with what ``measures`` returns at the time.
 

@@ -238,7 +238,7 @@ def _open(path: Path) -> int:
 
 
 def _check_free(path: Path) -> None:
-    """Raise a UsageError if what is at the path is no pipe, or a pipe that has a reader."""
+    """Raise a UsageError if the path leads to a file that is no named pipe, or to a pipe with a reader."""
     if not os.path.exists(path):
         return
     if not path.is_fifo():
