@@ -21,9 +21,8 @@ from elastic_core.agent.probing import neighbours
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict
 from elastic_core.protocol.codec import decode_entry, decode_row, encode_entry, encode_row
-from elastic_core.protocol.entries import Closed, Offer, Open, Round
+from elastic_core.protocol.entries import Closed, Offer, Open, Round, place
 from elastic_core.protocol.ledger import compose, open_ledger
-from elastic_core.protocol.members import place
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
     Effect,

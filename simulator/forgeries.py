@@ -14,8 +14,8 @@ from elastic_core.protocol.codec import encode_entry, encode_row
 from elastic_core.protocol.entries import Body, Closed, Entry, Halt, HaltReason, Offer, Round
 from elastic_core.protocol.ledger import compose
 from elastic_core.protocol.roster import Phase
+from elastic_core.rendezvous.guard import Seal, protect
 from elastic_core.rendezvous.job_token import JobToken
-from elastic_core.rendezvous.seal import Seal, protect
 from simulator import leaders, outages
 from simulator.channel import Payload
 from simulator.leave_rules import FORGED

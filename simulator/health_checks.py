@@ -15,8 +15,7 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.entries import Closed, Drain
 from elastic_core.protocol.roster import NodeInfo, NodeRow
-from elastic_core.session.join import Applicant, Joined, join
-from elastic_core.session.ledger_watch import LedgerWatch
+from elastic_core.session.join import Applicant, Joined, LedgerWatch, join
 from simulator import data_loss, leaders
 from simulator.channel import Payload
 from simulator.engine import Process

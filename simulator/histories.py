@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.entries import Entry, Halt, Open, Resume, Round
-from elastic_core.protocol.members import Member
+from elastic_core.protocol.entries import Entry, Halt, Member, Open, Resume, Round
 from elastic_core.protocol.settings import Command
 
 if TYPE_CHECKING:

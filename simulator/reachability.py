@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Round
-from elastic_core.protocol.members import Member
+from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Member, Round
 from simulator.peers import can_reach
 
 if TYPE_CHECKING:

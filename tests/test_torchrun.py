@@ -14,8 +14,8 @@ from redis_servers import Daemon, opened, redis_server
 from rig import WORKERS, Agent, Rig, variable
 
 from elastic_core.exit_codes import ExitCode
+from elastic_core.rendezvous.guard import SEAL_PREFIX
 from elastic_core.rendezvous.job_token import TOKEN_VARIABLE
-from elastic_core.rendezvous.seal import SEAL_PREFIX
 
 pytestmark = pytest.mark.timeout(300)  # every agent and every worker imports torch
 

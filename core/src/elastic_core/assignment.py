@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_core.protocol.members import Place
+from elastic_core.protocol.entries import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,7 @@ from elastic_core.agent.probing import (
     targets,
     unreachable,
 )
-from elastic_core.protocol.entries import Offer, Round
-from elastic_core.protocol.members import Member
+from elastic_core.protocol.entries import Member, Offer, Round
 from elastic_core.protocol.node_events import Probed
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.runtime import RUNTIME

@@ -25,8 +25,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError
 from elastic_core.hookspecs import hookimpl
 from elastic_core.plugins.manager import Plugins, core_plugins
-from elastic_core.protocol.entries import Round
-from elastic_core.protocol.members import Member
+from elastic_core.protocol.entries import Member, Round
 from elastic_core.warden import linux
 from elastic_core.warden.channel import Channel
 from elastic_core.warden.client import Warden

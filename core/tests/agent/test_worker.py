@@ -6,7 +6,7 @@ import pytest
 
 from elastic_core.agent.worker import wrong_address
 from elastic_core.assignment import Assignment
-from elastic_core.protocol.members import Place
+from elastic_core.protocol.entries import Place
 
 STORE = """\
   File "torch/distributed/rendezvous.py", line 190, in _create_c10d_store

@@ -36,8 +36,7 @@ from elastic_core.monitors import PlannedStop, RankFailed, RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.progress import Checkpoint, Progress
 from elastic_core.progress_table import StepSeen
-from elastic_core.protocol.entries import Round
-from elastic_core.protocol.members import Member
+from elastic_core.protocol.entries import Member, Round
 from elastic_core.protocol.node_events import (
     NodeEvent,
     Notice,

@@ -10,8 +10,7 @@ import pytest
 from elastic_core.agent.worker import Worker
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.progress import Progress
-from elastic_core.protocol.roster import LocalWorkers, SavedStep
-from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, seconds_to_workers_row
+from elastic_core.protocol.roster import SPREAD_ABOVE_MEMBERS, LocalWorkers, SavedStep, seconds_to_workers_row
 
 
 def group() -> WorkerGroup:

@@ -25,7 +25,7 @@ from elastic_core.incidents import (
 )
 from elastic_core.plugins.builtin import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
 from elastic_core.protocol.counters import as_record
-from elastic_core.protocol.members import Place
+from elastic_core.protocol.entries import Place
 
 ASSIGNMENT = Assignment(
     run_id="job42",

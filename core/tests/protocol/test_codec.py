@@ -24,13 +24,13 @@ from elastic_core.protocol.entries import (
     HaltReason,
     HostLosses,
     Leader,
+    Member,
     Open,
     Plan,
     Round,
     SpentRestart,
     StopAt,
 )
-from elastic_core.protocol.members import Member
 from elastic_core.protocol.roster import NodeRow, Phase
 from elastic_core.protocol.schema import SKIPPABLE, reader, writer
 from elastic_core.protocol.settings import PROTOCOL

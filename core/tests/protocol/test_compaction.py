@@ -9,10 +9,10 @@ from views import halted, live, members, offer, seen, start, then, watch
 from elastic_core.incidents import Action, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry, encode_entry, encode_row
-from elastic_core.protocol.compaction import ENTRIES_KEPT_WHOLE, ENTRIES_SHRUNK_AT_ONCE, entries_to_shrink
 from elastic_core.protocol.entries import Anchors, Halt, HaltReason, Round
 from elastic_core.protocol.failure_detector import NodeView, Watch
 from elastic_core.protocol.ledger import Ledger
+from elastic_core.protocol.repair import ENTRIES_KEPT_WHOLE, ENTRIES_SHRUNK_AT_ONCE, entries_to_shrink
 from elastic_core.protocol.roster import Phase
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE
 from elastic_core.session.ledger_reader import load

@@ -27,6 +27,7 @@ from elastic_core.protocol.entries import (
     Halt,
     HaltReason,
     HostLosses,
+    Member,
     Offer,
     Open,
     Over,
@@ -58,7 +59,6 @@ from elastic_core.protocol.limits import (
     fit_names,
     list_names,
 )
-from elastic_core.protocol.members import Member
 from elastic_core.protocol.repair import compose_resume, lighten
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, SEAL_BYTES

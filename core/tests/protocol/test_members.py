@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.protocol.members import Member, place
+from elastic_core.protocol.entries import Member, place
 
 MEMBERS = (Member("a", 2, "trainer"), Member("b", 1, "reader"), Member("c", 3, "trainer"))
 

@@ -14,9 +14,14 @@ from elastic_core.protocol.entries import Closed, Exclusion, HaltReason, Round
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, Decision, LookAgain
-from elastic_core.protocol.leader_view import Judgement, LeaderView
+from elastic_core.protocol.leader_view import (
+    PROBE_WAIT_SECONDS,
+    Judgement,
+    LeaderView,
+    describe_unreachable,
+    find_unreachable,
+)
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.reachability import PROBE_WAIT_SECONDS, describe_unreachable, find_unreachable
 from elastic_core.protocol.roster import Phase
 
 NOW = 100.0

@@ -45,9 +45,11 @@ from elastic_core.protocol.entries import (
     Resume,
     Round,
     StopAt,
+    place,
 )
 from elastic_core.protocol.failure_detector import (
     DeposedLeader,
+    LeaderSigns,
     Observation,
     Watch,
     contact_gap,
@@ -55,12 +57,13 @@ from elastic_core.protocol.failure_detector import (
     forget_older_epochs,
     is_lost,
     observe,
+    succession_place,
+    takeover_at,
 )
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain, SumUp
 from elastic_core.protocol.leader_view import Judgement, LeaderView, Summary
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, compose, open_ledger, restore_ledger, stands_on
-from elastic_core.protocol.members import place
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
     Answered,
@@ -100,7 +103,6 @@ from elastic_core.protocol.repair import (
 )
 from elastic_core.protocol.roster import Answer, Ask, NodeInfo, NodeRow, Slots
 from elastic_core.protocol.settings import Agreement, Settings, Versions
-from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 from elastic_core.rendezvous.backend import ORIGIN
 from elastic_core.session.contact import FENCE_SHARE
 

@@ -8,8 +8,8 @@ import pytest
 from views import live, start, then, with_counters
 
 from elastic_core.protocol.entries import Leader
+from elastic_core.protocol.failure_detector import LeaderSigns, succession_place, takeover_at
 from elastic_core.protocol.repair import compose_resume
-from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
 
 
 @pytest.mark.parametrize(("node", "place"), [("a", 0), ("c", 0), ("b", 1), ("x", 2), ("y", 3), ("stranger", 4)])

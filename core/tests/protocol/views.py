@@ -8,10 +8,9 @@ from typing import Any
 from elastic_core.config.parse import OnNodeLoss
 from elastic_core.config.run import Timing
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.protocol.entries import Body, Counters, Entry, Halt, HaltReason, Offer, Open, Round
+from elastic_core.protocol.entries import Body, Counters, Entry, Halt, HaltReason, Member, Offer, Open, Round
 from elastic_core.protocol.failure_detector import NodeView, Watch
 from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
-from elastic_core.protocol.members import Member
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, Slots
 from elastic_core.protocol.settings import Agreement, Settings, Versions
 

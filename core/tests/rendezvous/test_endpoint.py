@@ -7,7 +7,7 @@ import re
 import pytest
 
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous.endpoint import HostPort, split_host_port, timeouts
+from elastic_core.rendezvous.options import HostPort, split_host_port, timeouts
 
 DEFAULT_PORT = 29400
 NO_FORM = "is not of the form HOST[:PORT]"

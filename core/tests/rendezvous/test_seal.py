@@ -11,9 +11,8 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_entry
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, SEAL_BYTES, Link, RendezvousBackend
-from elastic_core.rendezvous.guard import GuardedBackend
+from elastic_core.rendezvous.guard import GuardedBackend, Seal, SealedBackend, protect
 from elastic_core.rendezvous.job_token import JobToken
-from elastic_core.rendezvous.seal import Seal, SealedBackend, protect
 from elastic_testing.backend_conformance import BackendConformance
 from elastic_testing.connections import ALL_BYTES, MakeBackend
 

@@ -224,7 +224,7 @@ def test_an_entry_that_fits_into_no_value_ends_the_run_and_says_why() -> None:
 NEVER_ANSWERED = """
 import threading
 from views import seen, watch
-from elastic_core.session.plugin_questions import PluginQuestions
+from elastic_core.session.leader_driver import PluginQuestions
 from elastic_core.session.runtime import RUNTIME
 from elastic_core.session.state import SessionCalls
 

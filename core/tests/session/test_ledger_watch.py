@@ -14,8 +14,7 @@ from elastic_core.protocol.codec import decode_row, encode_entry, encode_row
 from elastic_core.protocol.entries import Drain
 from elastic_core.protocol.ledger import advance
 from elastic_core.rendezvous.backend import ORIGIN, Cursor
-from elastic_core.session.join import Applicant, Arrival, FormerNode
-from elastic_core.session.ledger_watch import LedgerWatch
+from elastic_core.session.join import Applicant, Arrival, FormerNode, LedgerWatch
 from elastic_core.session.runtime import Runtime
 
 PATIENCE = 60.0

@@ -13,7 +13,7 @@ from elastic_core.protocol.entries import Question
 from elastic_core.protocol.leader_entries import SumUp
 from elastic_core.protocol.leader_view import Summary
 from elastic_core.questions import AskedQuestion
-from elastic_core.session.plugin_questions import PluginQuestions
+from elastic_core.session.leader_driver import PluginQuestions
 from elastic_core.session.runtime import RUNTIME
 from elastic_core.session.state import SessionCalls
 

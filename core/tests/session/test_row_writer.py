@@ -13,14 +13,14 @@ from views import halted, incident, info, live, offer, start, then
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import decode_row, encode_row
-from elastic_core.protocol.entries import HaltReason, Plan, Round
+from elastic_core.protocol.entries import HaltReason, Member, Plan, Round
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.members import Member
-from elastic_core.protocol.roster import NodeRow, Phase
-from elastic_core.protocol.row_delay import (
+from elastic_core.protocol.roster import (
     ROW_DELAY_MAX_SECONDS,
     ROW_DELAY_PER_MEMBER_SECONDS,
     SPREAD_ABOVE_MEMBERS,
+    NodeRow,
+    Phase,
     row_delay,
 )
 

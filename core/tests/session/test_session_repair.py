@@ -17,7 +17,7 @@ from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.repair import Memory, Rejoin
 from elastic_core.rendezvous.backend import ORIGIN, Link
 from elastic_core.session.ledger_reader import missing_entry, news
-from elastic_core.session.repair import REPAIR_ATTEMPTS_MAX, Restored, restore
+from elastic_core.session.reader import REPAIR_ATTEMPTS_MAX, Restored, restore
 from elastic_core.session.runtime import Runtime
 
 _ids = count(1)

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.endpoint import HostPort
+from elastic_core.rendezvous.options import HostPort
 from elastic_rdzv_c10d.endpoint import Address, find_site
 from elastic_rdzv_c10d.search import Patience, Search, resolve
 

@@ -12,7 +12,7 @@ from etcd_servers import running
 from redis_servers import redis_server
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.endpoint import HostPort
+from elastic_core.rendezvous.options import HostPort
 from elastic_rdzv_c10d import other_stores
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address, Site

@@ -15,7 +15,7 @@ from elastic_core.errors import UsageError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, Incident, Verdict
 from elastic_core.plugins.builtin import EventLog
-from elastic_core.session.plugin_questions import verdict_event
+from elastic_core.session.leader_driver import verdict_event
 from elastic_policies.command import command
 from elastic_policies.options import parse_policies
 from elastic_policies.replay import read_events, replay

@@ -20,7 +20,7 @@ from redis_servers import Daemon, authority, certificate, opened, redis_server, 
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
-from elastic_core.rendezvous.endpoint import HostPort
+from elastic_core.rendezvous.options import HostPort
 from elastic_rdzv_redis.backend import RedisBackend
 from elastic_rdzv_redis.connect import Dialler, Master
 from elastic_rdzv_redis.endpoint import Endpoint

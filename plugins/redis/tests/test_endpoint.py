@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
-from elastic_core.rendezvous.endpoint import HostPort
+from elastic_core.rendezvous.options import HostPort
 from elastic_rdzv_redis.endpoint import Endpoint
 from elastic_rdzv_redis.options import Credentials, Options
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
-from elastic_core.protocol.entries import Offer, Round
-from elastic_core.protocol.members import Member, place
+from elastic_core.protocol.entries import Member, Offer, Round, place
 from elastic_torchrun.foreign import exchange
 from elastic_torchrun.foreign.exchange import Cancelled, Card, Waiting
 from elastic_torchrun.rendezvous_api import BootstrapStoreInfo, RendezvousInfo

@@ -31,8 +31,7 @@ from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.node_events import Exit
 from elastic_core.rendezvous.backend import RendezvousBackend, workers_store
 from elastic_core.session.contact import StoreWait
-from elastic_core.session.join import Arrival, Joined, arrive, join
-from elastic_core.session.ledger_watch import LedgerWatch
+from elastic_core.session.join import Arrival, Joined, LedgerWatch, arrive, join
 from elastic_core.session.runtime import RUNTIME
 from elastic_core.warden.messages import WardenEvent
 

@@ -25,8 +25,7 @@ from elastic_core.host.ports import HeldPort
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node_events import Probed
-from elastic_core.protocol.roster import NodeInfo
-from elastic_core.protocol.row_delay import SPREAD_ABOVE_MEMBERS, spread_fraction
+from elastic_core.protocol.roster import SPREAD_ABOVE_MEMBERS, NodeInfo, spread_fraction
 from elastic_core.session.contact import FENCE_SHARE, Contact
 from elastic_core.session.runtime import Runtime
 from elastic_core.threads import asked

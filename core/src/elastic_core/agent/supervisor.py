@@ -30,8 +30,7 @@ from elastic_core.protocol.entries import Answers, Closed, Round
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, step
 from elastic_core.protocol.node_events import AnswerFound, AnswerRead, Exit, Leaving, Work
 from elastic_core.protocol.questions import decode
-from elastic_core.protocol.roster import NodeRow
-from elastic_core.protocol.row_delay import seconds_to_workers_row
+from elastic_core.protocol.roster import NodeRow, seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import FENCE_SHARE
 from elastic_core.session.join import Applicant, FormerNode, Joined

@@ -43,8 +43,7 @@ from elastic_core.incidents import (
 )
 from elastic_core.monitors import Signal, WorkerView
 from elastic_core.plugins.manager import Plugins
-from elastic_core.protocol.entries import Round
-from elastic_core.protocol.members import place
+from elastic_core.protocol.entries import Round, place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_core.threads import bounded

@@ -38,8 +38,7 @@ from elastic_core.monitors import PlannedStop, RankFailed, RunningRound, WorkerV
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen
 from elastic_core.protocol import node_events
-from elastic_core.protocol.entries import Round
-from elastic_core.protocol.members import place
+from elastic_core.protocol.entries import Round, place
 from elastic_core.protocol.roster import LocalWorkers, SavedStep
 from elastic_core.threads import bounded, prepare_later
 from elastic_core.warden import messages

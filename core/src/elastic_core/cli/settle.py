@@ -23,7 +23,7 @@ from elastic_core.distributions import backend_of
 from elastic_core.errors import PluginError, UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.rendezvous import job_token
-from elastic_core.rendezvous.endpoint import FORM, split_host_port
+from elastic_core.rendezvous.options import FORM, split_host_port
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions

@@ -13,7 +13,7 @@ from elastic_core.config import parse as values
 from elastic_core.config.run import SHUTDOWN_TIMEOUT, Timing
 from elastic_core.distributions import backend_of
 from elastic_core.errors import UsageError, did_you_mean
-from elastic_core.rendezvous.endpoint import FORM, split_host_port
+from elastic_core.rendezvous.options import FORM, split_host_port
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous.options import RendezvousOptions

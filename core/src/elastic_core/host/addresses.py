@@ -12,7 +12,7 @@ import struct
 import sys
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous.endpoint import ip_address, split_host_port
+from elastic_core.rendezvous.options import ip_address, split_host_port
 
 LOOPBACK, ANY_FORM = "127.0.0.1", "ENDPOINT"  # the latter is a form of endpoints that may name a host or not
 

@@ -32,8 +32,8 @@ from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
 from elastic_core.plugins.host_end import HostEnd
 from elastic_core.plugins.observers import Implementation, Observers, failure_events
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.guard import protect
 from elastic_core.rendezvous.options import RendezvousOptions, RendezvousParameters
-from elastic_core.rendezvous.seal import protect
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -3,17 +3,15 @@
 ``docs/internals/protocol.md`` explains it and defines its rules. To read the code, begin with ``leader`` and ``node``.
 
 * Records: ``entries`` hold decisions, ``roster`` has what each node says about itself, ``settings`` what an OPEN
-  carries, ``members`` the nodes of a round and their ranks. ``ledger`` is the state that follows from the entries.
-  ``codec`` (with ``schema`` and ``limits``) turns records into JSON and back.
+  carries. ``ledger`` is the state that follows from the entries. ``codec`` (with ``schema`` and ``limits``) turns
+  records into JSON and back.
 * The leader: ``leader`` decides which entry follows. It decides from a ``leader_view`` and makes entries with
-  ``leader_entries``. ``failure_detector`` says which nodes are lost, ``reachability`` which node the others cannot
-  reach, ``graceful_stop`` how workers stop together, ``resize`` when a round makes room for waiting nodes, ``counters``
-  what a new round costs, ``compaction`` which entries may shrink, and ``questions`` what monitors of all nodes are
-  asked.
-* The node: ``node`` decides what the agent does next, in terms of ``node_events``. ``row_delay`` says how long
-  its row may wait.
-* Around a run: ``admission`` says which nodes may join, ``succession`` which node follows a leader that is gone, and
-  ``repair`` what to do about a store that lost entries.
+  ``leader_entries``. ``failure_detector`` says which nodes are lost, and which node follows a leader that is gone,
+  ``graceful_stop`` how workers stop together, ``resize`` when a round makes room for waiting nodes, ``counters`` what a
+  new round costs, and ``questions`` what monitors of all nodes are asked.
+* The node: ``node`` decides what the agent does next, in terms of ``node_events``.
+* Around a run: ``admission`` says which nodes may join, and ``repair`` what to do about a store that lost entries, and
+  which entries may shrink.
 """
 
 from __future__ import annotations
@@ -24,12 +22,10 @@ NAMES = {
     "protocol.admission": "describe_differences",
     "protocol.codec": "decode_entry decode_row encode_entry encode_row",
     "protocol.counters": "as_record past_failures",
-    "protocol.entries": "Answers Body Closed Entry Exclusion Halt HaltReason Leader Offer Open Round",
-    "protocol.failure_detector": "Observation PROOF_HEARTBEATS",
-    "protocol.leader_view": "SUSPICION_SECONDS",
+    "protocol.entries": "Answers Body Closed Entry Exclusion Halt HaltReason Leader Member Offer Open Round place",
+    "protocol.failure_detector": "Observation PROOF_HEARTBEATS SUSPICION_SECONDS",
     "protocol.ledger": "Ledger advance compose",
     "protocol.limits": "HOSTS_BYTES MAX_DRAINED_NODES MAX_FAILURES clip fit_names list_names",
-    "protocol.members": "Member place",
     "protocol.node": "NodeState row_of step",
     "protocol.node_events": "Effect Exit Leaving MakeOffer NodeEvent Offered Progressed Start Stop Work "
     "WorkerFailed WorkersDone WorkersGone",

@@ -17,7 +17,7 @@ from elastic_core.protocol.entries import Entry, Round
 from elastic_core.protocol.roster import NodeRow
 from elastic_core.protocol.schema import Conversion, SchemaError, reader, writer
 from elastic_core.protocol.settings import OLDEST_PROTOCOL, PROTOCOL
-from elastic_core.rendezvous import seal
+from elastic_core.rendezvous import guard
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, SEAL_BYTES
 from elastic_core.version import __version__
 
@@ -111,9 +111,9 @@ def _dump(plain: dict[str, Any], what: str, most: int) -> bytes:
 def _load(data: bytes, what: str) -> dict[str, Any]:
     if len(data) > MAX_VALUE_BYTES:
         raise RendezvousStateError(f"{what} has {len(data)} bytes; at most {MAX_VALUE_BYTES} are read.", hint=_FOREIGN)
-    if key := seal.fingerprint(data):
+    if key := guard.fingerprint(data):
         raise RendezvousStateError(
-            f"{what} is sealed with a job token ({key}), and this node has none.", hint=seal.SEAL_HINT
+            f"{what} is sealed with a job token ({key}), and this node has none.", hint=guard.SEAL_HINT
         )
     try:
         plain = json.loads(data)

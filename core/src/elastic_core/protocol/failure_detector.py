@@ -1,19 +1,25 @@
-"""The failure detector: which nodes are alive, from roster rows and heartbeats.
+"""The failure detector: which nodes are alive, from roster rows and heartbeats, and who follows a lost leader.
 
 A node is lost when its heartbeat and its row have not changed for long enough over the leader's *own successful reads*,
 by the leader's monotonic clock (rule L1). It is lost sooner if other nodes on its host have seen that its slot is free
 (rule S8), unless its heartbeat still grows. Wall clocks of different hosts are never compared, and no expiry in a store
 is used.
+
+If the node that is lost, or that does not answer, is the leader, a successor takes its place (rules S1, L1, L2).
+Successors take turns in rank order, before the first round in order of arrival, far enough apart that usually one of
+them writes the LEADER entry and the others read it. If two write, the ledger accepts one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from elastic_core.config.run import Timing
+from elastic_core.protocol.entries import Resume
+from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import NodeRow, find_gone_nodes
 
 CONTACT_GAP_MAX_SECONDS = 3.0  # upper limit of :func:`contact_gap`, where heartbeats and reads are fast
@@ -28,6 +34,12 @@ that long unless it is cut off. (The check is needed because two machines may ha
 CONTRADICTIONS_MAX = 2
 """The times that the heartbeat of a node proved to be gone must grow before its host is distrusted. Once is not
 enough: the last heartbeat of a dead node may arrive late, and at most one is on its way."""
+
+SUSPICION_SECONDS = 1.0
+"""A node that has not shown that it read an entry is suspected after at least this long (rule L2)."""
+SUSPICION_FACTOR = 3.0
+"""A node is suspected after at least this many times the longest delay that the job has seen (rule L2)."""
+SUCCESSOR_SPACING_SECONDS = 0.5  # the time between the turns of two successors
 
 
 def contact_gap(timing: Timing, look: float = 0.0) -> float:
@@ -246,3 +258,57 @@ def silence_deadline(watch: Watch, node: NodeView, timing: Timing) -> float:
     if len(watch.nodes) > 3 and watch.read_at is not None and watch.read_at - watch.most_changed_at >= limit:
         limit *= 2
     return node.changed_at + limit
+
+
+# Suspicion, and succession -------------------------------------------------------------------------------------------
+
+
+def patience(ledger: Ledger) -> float:
+    """Return how many seconds a node that reports an incident waits for an answer from the leader (rule L2).
+
+    Both compute it from the ledger, so they agree on it.
+    """
+    return max(SUSPICION_SECONDS, SUSPICION_FACTOR * ledger.counters.worst_seen)
+
+
+def head_patience(ledger: Ledger) -> float:
+    """Return how many seconds nodes have, from the newest entry on, to show that they read it.
+
+    Nodes learn of a RESUME only by their next heartbeat, so it gets the time of a heartbeat limit.
+    """
+    return ledger.settings.timing.lost_after if isinstance(ledger.head.body, Resume) else patience(ledger)
+
+
+def succession_place(ledger: Ledger, arrivals: Sequence[str], node_id: str) -> int:
+    """Return how many nodes come before ``node_id``; ``arrivals`` are the ids in the roster in order of serial."""
+    ranks = ledger.round.group_ranks if ledger.round is not None else {}
+    if node_id in ranks:
+        return ranks[node_id] - (ranks.get(ledger.leader, len(ranks)) < ranks[node_id])
+    heirs = [other for other in dict.fromkeys([*ranks, *arrivals]) if other != ledger.leader]
+    return heirs.index(node_id) if node_id in heirs else len(heirs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderSigns:
+    """The signs of life of the leader that a node has, by its own monotonic clock."""
+
+    heartbeat_changed_at: float
+    """When this node last saw the leader's heartbeat change, over its own successful heartbeats."""
+    reported_at: float | None = None
+    """When this node reported an incident that no ledger entry has answered; None if there is none."""
+    gap_at: float = -math.inf
+    """When this node last had the store back after it was cut off, as the leader may have been too."""
+
+
+def takeover_at(ledger: Ledger, signs: LeaderSigns, place: float) -> float:
+    """Return when the successor at ``place`` becomes the leader, unless the leader gives a sign of life before.
+
+    A silent leader has the same limit as any node. An incident that gets no entry within the suspicion delay is the
+    faster sign. The delay starts at the newest entry at the earliest, so a new leader has the full delay. A leader that
+    may have been cut off from the store gets a full period to return.
+    """
+    due = signs.heartbeat_changed_at + ledger.settings.timing.lost_after
+    if signs.reported_at is not None:
+        back = signs.gap_at + ledger.settings.timing.lost_after
+        due = min(due, max(signs.reported_at + patience(ledger), ledger.head_at + head_patience(ledger), back))
+    return due + SUCCESSOR_SPACING_SECONDS * place

@@ -14,14 +14,19 @@ from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, dist
 from elastic_core.protocol import graceful_stop, leader_entries, questions
 from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
-from elastic_core.protocol.failure_detector import NodeView
+from elastic_core.protocol.failure_detector import SUSPICION_FACTOR, NodeView
 from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, LookAgain, SumUp
-from elastic_core.protocol.leader_view import SUSPICION_FACTOR, LeaderView, Suspicion, cause_known_at
+from elastic_core.protocol.leader_view import (
+    LeaderView,
+    Suspicion,
+    cause_known_at,
+    describe_unreachable,
+    find_unreachable,
+    probes_awaited_until,
+)
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
-from elastic_core.protocol.reachability import describe_unreachable, find_unreachable, probes_awaited_until
 from elastic_core.protocol.resize import next_admission_at, next_resize
-from elastic_core.protocol.roster import Phase
-from elastic_core.protocol.row_delay import max_row_delay
+from elastic_core.protocol.roster import Phase, max_row_delay
 
 RESIZE_PAUSE_SECONDS = 10.0  # the time between two planned resizes is at least this long (rule L4)
 RESIZE_PAUSE_FACTOR = 10.0

@@ -8,11 +8,10 @@ from typing import TypeAlias
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind, Verdict, by_cause
 from elastic_core.protocol.counters import next_counters
-from elastic_core.protocol.entries import Body, Closed, Counters, Halt, HaltReason, Round
-from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.leader_view import LeaderView, head_patience, is_at_loopback, sort_by_rank
+from elastic_core.protocol.entries import Body, Closed, Counters, Halt, HaltReason, Member, Round
+from elastic_core.protocol.failure_detector import NodeView, head_patience
+from elastic_core.protocol.leader_view import LeaderView, is_at_loopback, sort_by_rank
 from elastic_core.protocol.limits import HOSTS_BYTES, fit_names, list_names
-from elastic_core.protocol.members import Member
 from elastic_core.questions import AskedQuestion, NodeAnswer
 
 MAX_BARREN_ROUNDS = 10  # rounds in a row without progress that end the job (rule L4)

@@ -15,11 +15,10 @@ from typing import Any
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, distance_to_cause
 from elastic_core.protocol import node_events
-from elastic_core.protocol.entries import Entry, HaltReason, Resume, Round
+from elastic_core.protocol.entries import FAILURE_REASONS, Entry, HaltReason, Resume, Round
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.limits import MAX_ASKS
 from elastic_core.protocol.node_events import Exit, Leaving, MakeOffer, Notice, Notify, Start, Stop, Work
-from elastic_core.protocol.reachability import FAILURE_REASONS
 from elastic_core.protocol.roster import Ask, LastCheckpoint, NodeRow, Phase
 
 ROUNDS_REMEMBERED = 1024  # how many started rounds a node remembers; each takes 100 bytes

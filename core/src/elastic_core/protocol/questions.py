@@ -11,12 +11,11 @@ from collections.abc import Collection
 from typing import Any
 
 from elastic_core.incidents import Incident
-from elastic_core.protocol.entries import Answers, Question, Round
+from elastic_core.protocol.entries import Answers, Question, Round, place
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader_entries import Append, SumUp
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.limits import MAX_ASKS, MAX_QUESTION_NAMES
-from elastic_core.protocol.members import place
 from elastic_core.protocol.roster import Ask, NodeRow, Phase
 from elastic_core.questions import NAME_MAX_CHARACTERS, VALUE_MAX_BYTES, AskedQuestion, NodeAnswer
 

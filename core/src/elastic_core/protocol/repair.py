@@ -3,6 +3,8 @@
 :func:`overlap` compares the store's newest entry with what this node has read. If the store is only *behind*, the node
 puts back exactly the same entries, in order; any number of nodes may do so at once. If the histories differ, or the
 store is empty, :func:`settle` decides.
+
+:func:`entries_to_shrink` says which entries no node needs any more, not even for a repair.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from elastic_core.protocol.entries import Counters, Entry, Resume
+from elastic_core.protocol.failure_detector import Watch
 from elastic_core.protocol.ledger import Ledger
 
+ENTRIES_KEPT_WHOLE = 64  # the newest entries are kept whole: to find out what went wrong in a run, one needs its end
+ENTRIES_SHRUNK_AT_ONCE = 16
+"""Most entries that one turn of the leader shrinks: a long history must not delay a decision."""
 ENTRIES_REMEMBERED = 512
 """The number of entries that a node keeps to repair a store: more than are written between two copies of a store."""
 
@@ -186,3 +192,17 @@ def describe_loss(head: int, mine: Ledger) -> str:
         return "the store came back without the run's history"
     lost = mine.head.index - head
     return f"the store has lost its last {lost} entries" if lost > 1 else "the store has lost its last entry"
+
+
+def entries_to_shrink(ledger: Ledger, watch: Watch, kept: int, whole: int = ENTRIES_KEPT_WHOLE) -> range:
+    """Return the entries to shrink next: every node in the roster has read them, and no newer entry stands on them.
+
+    All entries before ``kept`` are tombstones, except those on which the head stands. The newest ``whole`` entries
+    stay. A node that has just arrived has read nothing yet.
+    """
+    at = ledger.head.anchors
+    first = max(kept, at.open + 1)
+    needed = [index for index in (at.round, at.latest, at.halt, at.plan) if index]
+    passed = [node.row.head for node in watch.nodes.values()]
+    end = min([ledger.head.index - whole + 1, *needed, *passed])
+    return range(first, min(end, first + ENTRIES_SHRUNK_AT_ONCE))

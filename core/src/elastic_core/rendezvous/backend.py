@@ -27,7 +27,7 @@ from elastic_core.errors import RendezvousStateError
 MAX_VALUE_BYTES = 256 * 1024
 """Most bytes of a roster value or a ledger entry. Readers refuse larger ones before they parse them."""
 SEAL_BYTES = 97
-"""Bytes of a value that a seal takes (``seal``), left free without a token too, so that limits are the same."""
+"""Bytes of a value that a seal takes (``guard``), left free without a token too, so that limits are the same."""
 TOMBSTONE = b""
 """The data of an entry that has been shrunk (:meth:`RendezvousBackend.shrink`)."""
 

@@ -15,10 +15,16 @@ from functools import partial
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.events import Event, Level
 from elastic_core.protocol.codec import CODEC, Codec, written_by
-from elastic_core.protocol.failure_detector import CONTACT_GAP_MAX_SECONDS, DeposedLeader, contact_gap
+from elastic_core.protocol.failure_detector import (
+    CONTACT_GAP_MAX_SECONDS,
+    DeposedLeader,
+    LeaderSigns,
+    contact_gap,
+    succession_place,
+    takeover_at,
+)
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.row_delay import spread_fraction
-from elastic_core.protocol.succession import LeaderSigns, succession_place, takeover_at
+from elastic_core.protocol.roster import spread_fraction
 from elastic_core.rendezvous.backend import HeartbeatReply, RendezvousBackend, confirmed_at
 from elastic_core.session.contact import CONFIRMED_SHARE
 from elastic_core.session.ledger_reader import decode_roster_row

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_core.protocol.codec import CODEC, Codec
-from elastic_core.protocol.compaction import ENTRIES_KEPT_WHOLE
+from elastic_core.protocol.repair import ENTRIES_KEPT_WHOLE
 from elastic_core.threads import PatientThread, asked
 
 

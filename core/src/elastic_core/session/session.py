@@ -9,8 +9,7 @@ from functools import partial
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.protocol.failure_detector import Watch, is_lost, observe
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
-from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase
-from elastic_core.protocol.row_delay import row_delay
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, row_delay
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
 from elastic_core.session.contact import ANSWER_WITHIN_SECONDS, RETRY_FIRST, Contact
 from elastic_core.session.heartbeat import Heartbeat

@@ -2,7 +2,7 @@
 
 A handler says only which node this is, of how many. So each agent writes a card with its workers, their role and the
 place of rank 0's store, and reads the cards of all nodes. From them, all agents compute the same ranks
-(``protocol.members``). Keys are polled, because not every store can block, and a blocked call could not be cancelled.
+(``protocol.entries``). Keys are polled, because not every store can block, and a blocked call could not be cancelled.
 """
 
 from __future__ import annotations
