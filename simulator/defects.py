@@ -409,7 +409,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a member that has stopped as planned is missed",
         "_departure_halt",
-        "view.ledger.planned_stop is not None and graceful_stop.has_stepped_down(current, node)",
+        "view.ledger.planned_stop is not None and planned_stop.has_stepped_down(current, node)",
         "False",
         "graceful",
         1000,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from elastic_core.protocol.entries import Counters, HostLosses
 from elastic_core.protocol.leader import RESIZE_PAUSE_FACTOR, RESIZE_PAUSE_SECONDS
-from elastic_core.protocol.resize import SETTLE_SECONDS, ResizeCase, restarts_often, seconds_until_resize
+from elastic_core.protocol.planned_stop import SETTLE_SECONDS, ResizeCase, restarts_often, seconds_until_resize
 
 TRACES = Path(__file__).parents[1] / "tests" / "data" / "traces"
 RESIZE_WAIT = 60.0

@@ -12,11 +12,11 @@ from views import RUN, incident, info, live, offer, seen, settings, then
 from elastic_core.config.parse import OnNodeLoss
 from elastic_core.protocol.entries import Drain, Halt, HaltReason, Plan, Round, StopAt
 from elastic_core.protocol.failure_detector import NodeView
-from elastic_core.protocol.graceful_stop import find_drain
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, LookAgain
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import MAX_DRAINED_NODES
+from elastic_core.protocol.planned_stop import find_drain
 from elastic_core.protocol.roster import NodeRow, Phase
 
 PLAN = Plan(round=1, reason=HaltReason.RESIZE, why="host-c joins", deadline=300.0)

@@ -14,7 +14,7 @@ from elastic_core.protocol.entries import Counters, HaltReason, HostLosses, Roun
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import LookAgain
 from elastic_core.protocol.ledger import LastResize, Ledger
-from elastic_core.protocol.resize import (
+from elastic_core.protocol.planned_stop import (
     FRESH_SECONDS,
     MAX_WAIT_FACTOR,
     SETTLE_SECONDS,

@@ -14,7 +14,7 @@ from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, Decision, LookAgain
 from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.resize import next_resize
+from elastic_core.protocol.planned_stop import next_resize
 from elastic_core.protocol.roster import Phase
 from elastic_core.protocol.settings import Agreement, Settings
 

@@ -15,7 +15,7 @@ from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain
 from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.resize import next_admission_at
+from elastic_core.protocol.planned_stop import next_admission_at
 
 BLAME = incident("b")
 LATER = replace(RESTART, delay=8.0, reason="back-off")

@@ -13,9 +13,9 @@ from elastic_core.agent.resources import Resources
 from elastic_core.events import Event
 from elastic_core.exit_codes import signal_name, signalled
 from elastic_core.protocol.entries import Entry
-from elastic_core.protocol.graceful_stop import find_drain
 from elastic_core.protocol.node import NodeState, supersedes
 from elastic_core.protocol.node_events import Exit, Leaving, NodeEvent, Work
+from elastic_core.protocol.planned_stop import find_drain
 from elastic_core.session.session import Session
 
 HOST_RESERVE_SHARE = 0.3  # of the time until the host is taken away: for a stop in any case, when the grace is over

@@ -7,8 +7,8 @@
   records into JSON and back.
 * The leader: ``leader`` decides which entry follows. It decides from a ``leader_view`` and makes entries with
   ``leader_entries``. ``failure_detector`` says which nodes are lost, and which node follows a leader that is gone,
-  ``graceful_stop`` how workers stop together, ``resize`` when a round makes room for waiting nodes, ``counters`` what a
-  new round costs, and ``questions`` what monitors of all nodes are asked.
+  ``planned_stop`` how workers stop together, and when a round makes room for waiting nodes, ``counters`` what a new
+  round costs, and ``questions`` what monitors of all nodes are asked.
 * The node: ``node`` decides what the agent does next, in terms of ``node_events``.
 * Around a run: ``admission`` says which nodes may join, and ``repair`` what to do about a store that lost entries, and
   which entries may shrink.

@@ -143,8 +143,6 @@ def _is_kind(value: object) -> bool:
 COLUMNS = Form(_unpack, _pack)
 """The form of the members of a ROUND: 8 or 9 bytes for each."""
 
-# Counters and anchors ------------------------------------------------------------------------------------------------
-
 MAX_LOSSES = 3  # losses after which a host is left out while other nodes are enough (rule L4)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from elastic_core.config.parse import OnNodeLoss
 from elastic_core.incidents import Action, Incident, IncidentKind, Verdict, distance_to_cause
-from elastic_core.protocol import graceful_stop, leader_entries, questions
+from elastic_core.protocol import leader_entries, planned_stop, questions
 from elastic_core.protocol.counters import is_charged
 from elastic_core.protocol.entries import Halt, HaltReason, Over, Round
 from elastic_core.protocol.failure_detector import SUSPICION_FACTOR, NodeView
@@ -25,7 +25,7 @@ from elastic_core.protocol.leader_view import (
     probes_awaited_until,
 )
 from elastic_core.protocol.limits import MAX_LEFT_MEMBERS
-from elastic_core.protocol.resize import next_admission_at, next_resize
+from elastic_core.protocol.planned_stop import next_admission_at, next_resize
 from elastic_core.protocol.roster import Phase, max_row_delay
 
 RESIZE_PAUSE_SECONDS = 10.0  # the time between two planned resizes is at least this long (rule L4)
@@ -41,7 +41,7 @@ def decide(view: LeaderView) -> Decision:
     decision: Decision
     if ledger.closed is not None:
         return LookAgain(None)
-    if (drain := graceful_stop.answer_drain_requests(view)) is not None:
+    if (drain := planned_stop.answer_drain_requests(view)) is not None:
         decision = drain
     elif ledger.round is None:
         decision = _decide_forming(view)
@@ -125,7 +125,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         return leader_entries.halt_round(current, HaltReason.UNSEEN, why)
     # The workers are about to stop together, for a resize or because a member leaves.
     if ledger.planned_stop is not None:
-        return graceful_stop.continue_plan(view, current, ledger.planned_stop, finished)
+        return planned_stop.continue_plan(view, current, ledger.planned_stop, finished)
     looks, put_off = [suspect_at] if late else [], ""
     # A node waits and there is room: resize as soon as L4 and L13 allow it, unless a member has finished, so that the
     # job is about to end (L7), or a slot shows that a member is gone, so that a stop would not be a planned one (S8).
@@ -135,7 +135,7 @@ def _decide_live(view: LeaderView, current: Round) -> Decision:
         if view.now >= resize_at:
             who = view.describe_nodes(node.node_id for node in view.newcomers()[: view.places(current)])
             why = f"{who} joins the {len(ids)} node(s) of the round"
-            return graceful_stop.stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
+            return planned_stop.stop_gracefully(view, current, HaltReason.RESIZE, why, view.timing.plan_timeout)
         looks.append(resize_at)
     elif len(current.members) < view.agreement.max_nodes and (admitted_at := next_admission_at(view)) is not None:
         looks.append(admitted_at)  # L12: a node waits whose host is excluded until then
@@ -179,7 +179,7 @@ def _can_restart_all(view: LeaderView, current: Round) -> bool:
     ids, suspicion = current.group_ranks, Suspicion(view, current)
     if any(view.is_leaving(node_id) or suspicion.is_silent_old_leader(node_id) for node_id in ids):
         return False
-    if any(graceful_stop.has_stepped_down(current, view.get(node_id)) for node_id in ids):
+    if any(planned_stop.has_stepped_down(current, view.get(node_id)) for node_id in ids):
         return False
     return not any(_departure_halt(view, current, node_id) for node_id in ids)
 
@@ -188,10 +188,10 @@ def _departure_halt(view: LeaderView, current: Round, node_id: str) -> Append | 
     """Return the HALT (or PLAN) for a member that leaves, is lost, or stopped by itself; None for one that stays."""
     node = view.get(node_id)
     # Its workers stopped as the PLAN wants it. The node may go away now; the HALT follows when all have stopped.
-    if view.ledger.planned_stop is not None and graceful_stop.has_stepped_down(current, node):
+    if view.ledger.planned_stop is not None and planned_stop.has_stepped_down(current, node):
         return None
     if node is not None and node.row.leaving:
-        return graceful_stop.stop_for_departure(view, current, node)
+        return planned_stop.stop_for_departure(view, current, node)
     if view.is_lost(node_id):
         lost = Incident(
             kind=IncidentKind.NODE_LOST,

@@ -29,9 +29,9 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol import admission
 from elastic_core.protocol.admission import Admission
 from elastic_core.protocol.entries import Body, Closed, Entry, Leader, Offer, Open, Resume
-from elastic_core.protocol.graceful_stop import find_drain
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, open_ledger
 from elastic_core.protocol.limits import MAX_FORMER_RUNS, OPEN_BYTES
+from elastic_core.protocol.planned_stop import find_drain
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend

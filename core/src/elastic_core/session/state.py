@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from elastic_core.errors import (
     ElasticError,
@@ -22,10 +21,13 @@ from elastic_core.errors import (
     in_one_line,
 )
 from elastic_core.events import Event, Level
+from elastic_core.incidents import History, Incident, Verdict
 from elastic_core.protocol.entries import Leader
+from elastic_core.protocol.failure_detector import DeposedLeader
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, compose
 from elastic_core.protocol.node_events import NodeEvent, StoreLost
-from elastic_core.protocol.roster import NodeRow, Reached
+from elastic_core.protocol.roster import NodeInfo, NodeRow, Reached
+from elastic_core.questions import AskedQuestion, NodeAnswer
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.session.contact import (
     FENCE_SHARE,
@@ -42,12 +44,6 @@ from elastic_core.session.decision_log import DecisionLog
 from elastic_core.session.join import Joined
 from elastic_core.session.ledger_reader import check_head
 from elastic_core.session.runtime import Runtime
-
-if TYPE_CHECKING:
-    from elastic_core.incidents import History, Incident, Verdict
-    from elastic_core.protocol.failure_detector import DeposedLeader
-    from elastic_core.protocol.roster import NodeInfo
-    from elastic_core.questions import AskedQuestion, NodeAnswer
 
 
 @dataclass(frozen=True, slots=True)
