@@ -24,7 +24,7 @@ from rig import WORKERS, free_port
 from scaled_lines import SCRIPT, ScaledLine, scale
 from torch.distributed.run import get_args_parser
 
-from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.run import RunCommand
 from elastic_core.cli.settle import Flags
 
 pytestmark = pytest.mark.timeout(300)  # the first line waits until torch is imported

@@ -26,7 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
 from elastic_core.cli import settle
-from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.run import RunCommand
 from elastic_core.cli.settle import Flags
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError

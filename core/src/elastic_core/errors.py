@@ -1,6 +1,6 @@
 """The errors that can reach a user: what was wrong, with the value, and what to do.
 
-``cli/errors.py`` prints them and exits with :attr:`ElasticError.exit_code`.
+``cli/commands.py`` prints them and exits with :attr:`ElasticError.exit_code`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core import __version__
-from elastic_core.cli.commands import Elastic
-from elastic_core.cli.errors import run
+from elastic_core.cli.commands import Elastic, run
 from elastic_core.errors import how_to_install
 from elastic_core.plugins.entry_points import Catalogue
 

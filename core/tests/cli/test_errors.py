@@ -8,8 +8,8 @@ from collections.abc import Callable
 import click
 import pytest
 
-from elastic_core.cli.errors import run
-from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.commands import run
+from elastic_core.cli.run import RunCommand
 from elastic_core.errors import RendezvousTimeoutError, UsageError
 
 

@@ -8,10 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from elastic_core.cli.commands import Elastic
-from elastic_core.cli.errors import run
+from elastic_core.cli.commands import Elastic, run
 from elastic_core.cli.option import FlagOption
-from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.run import RunCommand
 from elastic_core.cli.settle import FLAGS, Flags
 from elastic_core.config.flag import Flag
 from elastic_core.config.parse import NodeRange, OnNodeLoss, Stream, StreamMap

@@ -14,7 +14,7 @@ import pytest
 import elastic_core.agent
 from elastic_core.agent.report import Ending
 from elastic_core.cli import run, settle
-from elastic_core.cli.run_command import RunCommand
+from elastic_core.cli.run import RunCommand
 from elastic_core.cli.settle import FLAGS, Flags
 from elastic_core.config.parse import NodeRange, OnNodeLoss, Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from elastic_core.cli.run_command import RunCommand
-from elastic_core.cli.scheduler import with_defaults
+from elastic_core.cli.run import RunCommand, with_defaults
 from elastic_core.cli.settle import Flags
 from elastic_core.config.parse import NodeRange
 from elastic_core.errors import PluginError, UsageError, how_to_install

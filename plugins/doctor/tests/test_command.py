@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from elastic_core.cli.commands import Elastic
-from elastic_core.cli.errors import run
+from elastic_core.cli.commands import Elastic, run
 
 
 def test_it_is_listed_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,7 @@ import pytest
 import yaml
 from manifest_schemas import DATA, check
 
-from elastic_core.cli.commands import Elastic
-from elastic_core.cli.errors import run
+from elastic_core.cli.commands import Elastic, run
 from elastic_core.errors import UsageError
 from elastic_kubernetes.command import backend_of
 from elastic_kubernetes.documents import write

@@ -15,9 +15,8 @@ def main() -> int:
 
         hide_passwords(sys.argv[1:])
 
-        from elastic_core.cli.commands import Elastic
-        from elastic_core.cli.errors import run
+        from elastic_core.cli.commands import Elastic, run
 
         return run(Elastic(), sys.argv[1:])
-    except KeyboardInterrupt:  # before cli.errors handles it
+    except KeyboardInterrupt:  # before cli.commands handles it
         return 130

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.cli.commands import Elastic
-from elastic_core.cli.errors import run
+from elastic_core.cli.commands import Elastic, run
 from elastic_torch import ElasticDistributedSampler
 
 
