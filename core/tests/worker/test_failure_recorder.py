@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.warden.startup import prepare_worker
+from elastic_core.warden.spawn import prepare_worker
 from elastic_core.worker.channel import KIND
 
 PATIENCE = 60.0

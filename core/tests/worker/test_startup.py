@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.warden.linux import catches
-from elastic_core.warden.startup import PREPARE_WORKER, STAGE, STARTUP, prepare_worker
+from elastic_core.warden.spawn import PREPARE_WORKER, STAGE, STARTUP, prepare_worker
 from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 REPORT = """

@@ -5,10 +5,10 @@ except ``client`` and ``messages``; a test holds the list.
 
 General layout:
 
-* ``process``: the process itself. ``spawn`` forks and execs a child, ``stop`` is the state of a stop in progress,
-  ``helpers`` knows the processes that outlive their workers, ``starter`` starts the starter and requests forks, and
-  ``linux`` finds and kills processes. ``startup``: how a Python process that it starts enters our ``sitecustomize``
-  before its program. ``service``: the program of a service that starts fresh.
+* ``process``: the process itself. ``spawn`` forks and execs a child, and has it enter our ``sitecustomize`` before its
+  program, ``stop`` is the state of a stop in progress and knows the processes that outlive their workers, ``starter``
+  starts the starter and requests forks, and ``linux`` finds and kills processes. ``service``: the program of a service
+  that starts fresh.
 * ``client``: the agent's side: starts the process, sends requests and receives events.
 * ``channel``: messages and descriptors over a socket, for both sides. ``messages``: the classes of the events.
 """

@@ -22,7 +22,6 @@ from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError
 from elastic_core.warden.channel import Channel, Message
 from elastic_core.warden.linux import descendants, kill, session_of
-from elastic_core.warden.startup import PACKAGE
 
 if TYPE_CHECKING:
     from elastic_core.errors import PluginError
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 CLOSING = 2.0  # seconds that a warden gets at the end; after that it goes on by itself
 PROGRAM = f"""
 import sys
-sys.path.append({os.path.dirname(PACKAGE)!r})
+sys.path.append({os.path.abspath(f"{__file__}/../../..")!r})
 from elastic_core.warden.process import main
 main()
 """

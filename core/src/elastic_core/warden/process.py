@@ -21,7 +21,6 @@ from collections.abc import Collection, Sequence
 from signal import SIGKILL
 
 from elastic_core.warden.channel import Channel, Message, close_all
-from elastic_core.warden.helpers import Helpers
 from elastic_core.warden.linux import (
     REQUESTS_TO_END,
     Process,
@@ -39,7 +38,7 @@ from elastic_core.warden.linux import (
 )
 from elastic_core.warden.spawn import Child, Kind, start
 from elastic_core.warden.starter import FORK_MAX_SECONDS, FORK_MAX_SECONDS_WHILE_STOPPING, StarterClient
-from elastic_core.warden.stop import NOTICES, StopInProgress
+from elastic_core.warden.stop import NOTICES, Helpers, StopInProgress
 
 POLL_MAX_SECONDS = 86400.0  # the kernel limits the timeout of one ``poll``
 STOPPING_REASON = "the workers of this node are being stopped"
@@ -341,7 +340,7 @@ class WardenProcess:
     def _stop(self, signum: int, grace: float, *, fenced: bool = False, ending: Sequence[int] = ()) -> StopInProgress:
         """Begin a stop: signal every worker's group; kill what is left at the deadline or after the last worker.
 
-        Helpers live on until the deadline (``helpers``). With a ``grace`` of 0 all processes are killed. The workers
+        Helpers live on until the deadline. With a ``grace`` of 0 all processes are killed. The workers
         ``ending`` end by themselves, and are only killed.
 
         A stop that is under way goes on with the nearer of the two deadlines, and keeps its signal: a worker may be

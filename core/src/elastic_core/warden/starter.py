@@ -30,8 +30,7 @@ from collections.abc import Callable
 
 from elastic_core.exit_codes import describe_exit
 from elastic_core.warden.channel import Channel, Message, close_all
-from elastic_core.warden.spawn import STANDARD_STREAMS, Child, Kind, start
-from elastic_core.warden.startup import STAGE, STARTUP
+from elastic_core.warden.spawn import STAGE, STANDARD_STREAMS, STARTUP, Child, Kind, start
 
 ENTRY, ROOTS = "ELASTIC_STARTER", "ELASTIC_STARTER_ROOTS"
 """The variables in which the starter finds its entry, and the directories of the packages that it needs."""

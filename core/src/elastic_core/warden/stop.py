@@ -1,11 +1,19 @@
-"""The state of a stop in the warden: its signal and deadline, the processes that were killed, and those that stay."""
+"""A stop in the warden: its state, and the processes that outlive the workers that started them, and get time to end.
+
+A helper leads a session of its own, as a logger's service or a daemon does, or is in one. It gets SIGTERM once the last
+worker is gone, and the rest of the stop's grace, beside the next round. A tracker removes the shared memory of dead
+processes, which would be in the way of the next round's workers: the stop waits for it, for a moment, and it is not
+killed before the end of the grace either.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import signal
+from collections.abc import Collection, Iterable
 
-from elastic_core.warden.linux import Process
+from elastic_core.warden.linux import Process, command_of, session_of
 
 STUCK_AFTER_SECONDS = 15.0  # seconds after SIGKILL after which a process that still exists is reported (rule L3)
 NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
@@ -13,6 +21,8 @@ NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
 TERM_SHARE = 0.2
 TERM_MAX_SECONDS = 5.0
 """SIGTERM follows another signal in the last part of the grace: this share of it, and at most so many seconds."""
+TRACKERS = "resource_tracker", "torch_shm_manager"  # in their command lines
+TRACKERS_MAX_SECONDS = 0.2  # for which a stop waits for them
 
 
 class StopInProgress:
@@ -46,3 +56,56 @@ class StopInProgress:
         late = [process for process, since in killed.items() if now >= since + STUCK_AFTER_SECONDS]
         killed.update(dict.fromkeys(late, math.inf))
         return late
+
+
+class Helpers:
+    """The helpers and trackers that may live on. Times are of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[int, float] = {}  # the helpers' sessions, and when what is left of each is killed
+        self._trackers: dict[int, float] = {}  # the same of a tracker
+        self._wait_until = 0.0  # for trackers
+
+    def admit(self, left: Iterable[Process], workers: Collection[int], now: float, deadline: float) -> list[Process]:
+        """Give time to helpers and trackers among the processes that are left of a round; return the helpers.
+
+        Args:
+            workers: The workers of the round, which are gone. Each led a session.
+            deadline: When the helpers and trackers are killed.
+        """
+        self._wait_until = now + TRACKERS_MAX_SECONDS
+        others, helpers = {0, os.getsid(0), *workers}, list[Process]()
+        for process in left:
+            command, session = command_of(process[0]), session_of(process[0])
+            if any(tracker in command for tracker in TRACKERS):
+                self._trackers[process[0]] = deadline
+            elif session not in others:
+                self._sessions[session] = deadline
+                helpers.append(process)
+        return helpers
+
+    def outlives_stop(self, pid: int, now: float) -> bool:
+        """Return True if no stop waits for a process."""
+        return session_of(pid) in self._sessions or (pid in self._trackers and now >= self._wait_until)
+
+    def has_time(self, pid: int) -> bool:
+        """Return True if a process may live on."""
+        return pid in self._trackers or session_of(pid) in self._sessions
+
+    def next_deadline(self, now: float) -> float:
+        """Return when :meth:`take_expired` or the end of the wait for trackers is due; infinity for never."""
+        waits = [self._wait_until] if now < self._wait_until and self._trackers else []
+        return min((*waits, *self._sessions.values(), *self._trackers.values()), default=math.inf)
+
+    def take_expired(self, now: float) -> set[int]:
+        """Forget the helpers and trackers whose time is over; return the sessions of the former, and the latter."""
+        expired = {number for one in (self._sessions, self._trackers) for number, at in one.items() if now >= at}
+        for number in expired:
+            self._sessions.pop(number, None)
+            self._trackers.pop(number, None)
+        return expired
+
+    def clear(self) -> None:
+        """Forget all: no process may live on."""
+        self._sessions.clear()
+        self._trackers.clear()
