@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from elastic_core.agent.run_summary import Interruptions
+from elastic_core.agent.report import Interruptions
 from elastic_core.incidents import Incident
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.entries import Round

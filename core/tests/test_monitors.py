@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core import monitor_callbacks
+from elastic_core import monitors
 from elastic_core.events import Event
-from elastic_core.monitor_callbacks import LAST_WORDS_MAX_CHARACTERS
-from elastic_core.monitors import RunningRound
+from elastic_core.monitors import LAST_WORDS_MAX_CHARACTERS, RunningRound
 from elastic_core.protocol.node_events import Asked
 
 
@@ -82,7 +81,7 @@ def test_reports_are_passed_on_in_order_and_each_to_all_followers(round: Running
 def test_a_follower_that_takes_too_long_is_reported_and_the_next_one_is_called(
     round: RunningRound, published: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor_callbacks, "FOLLOW_SECONDS", 0.05)
+    monkeypatch.setattr(monitors, "FOLLOW_SECONDS", 0.05)
     never, done = threading.Event(), threading.Event()
     round.follow_answers("load", lambda report: never.wait())
     round.follow_answers("load", lambda report: done.set())

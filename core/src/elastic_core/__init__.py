@@ -11,7 +11,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``starter``: how a plugin brings a process that forks workers on request.
 * ``hookspecs``: every hook and its contract.
 * ``gates``, ``monitors``: a node's two gates, and a round's workers, as plugins see them. ``assignment``: what a worker
-  is told of itself. ``progress_table``: the progress of workers. ``monitor_callbacks``: those of monitors.
+  is told of itself. ``progress_table``: the progress of workers.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from elastic_core import JoinGate, UnhealthyNodeError
-from elastic_core.agent.join_gate import Interruption, pass_gate
+from elastic_core.agent.gates import Interruption, pass_gate
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
@@ -115,7 +115,7 @@ def test_a_signal_closes_the_gate_while_a_check_reads(entrance: Entrance) -> Non
 def test_a_signal_does_not_wait_for_a_check_that_hangs(
     entrance: Entrance, hung: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic_core.agent.join_gate.END_MAX_SECONDS", 0.1)
+    monkeypatch.setattr("elastic_core.agent.gates.END_MAX_SECONDS", 0.1)
 
     def check() -> None:
         interrupt()

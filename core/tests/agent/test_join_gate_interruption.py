@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from elastic_core.agent.join_gate import Interruption, repeats_request
+from elastic_core.agent.gates import Interruption, repeats_request
 from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.node_events import Exit
 

@@ -10,6 +10,7 @@ from views import entry, halted, incident, info, live, members, offer, settings,
 
 from elastic_core.agent.report import (
     Ending,
+    RunSummary,
     describe_verdict,
     leave,
     ledger_events,
@@ -18,7 +19,6 @@ from elastic_core.agent.report import (
     round_started,
     starter,
 )
-from elastic_core.agent.run_summary import RunSummary
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import PEER_LOST, Explanation, Failure, Incident, IncidentKind, describe_early_exit

@@ -22,7 +22,7 @@ from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.errors import ResourceError
 from elastic_core.events import Event
 from elastic_core.host.identity import installed_versions
-from elastic_core.monitor_callbacks import MonitorCallbacks
+from elastic_core.monitors import MonitorCallbacks
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Stop
 from elastic_core.protocol.roster import Answer, NodeInfo

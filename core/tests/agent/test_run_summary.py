@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from views import incident
 
-from elastic_core.agent.run_summary import FILE_NAME, RunSummary, write_verdict
+from elastic_core.agent.report import VERDICT_FILE, RunSummary, write_verdict
 from elastic_core.incidents import Explanation, FailureClass
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.entries import Closed
@@ -70,8 +70,8 @@ def test_a_run_in_one_line(summary: RunSummary, text: str) -> None:
 
 def test_a_verdict_is_written_beside_the_logs(tmp_path: Path) -> None:
     assert write_verdict(replace(SUMMARY, logs=tmp_path / "run"), FAILED) is None
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE_NAME], "nothing else is left"
-    told = json.loads((tmp_path / "run" / FILE_NAME).read_text())
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [VERDICT_FILE], "nothing else is left"
+    told = json.loads((tmp_path / "run" / VERDICT_FILE).read_text())
     assert (told["exit_code"], told["requeue"], told["restarts"], told["nodes_lost"]) == (79, True, 2, 1)
     assert (told["incident"]["exception"], told["incident"]["class"]) == ("ConnectionResetError", "peer")
     assert told["incident"]["known_failure"] == "the connection to another rank broke"
@@ -82,14 +82,14 @@ def test_a_verdict_is_written_beside_the_logs(tmp_path: Path) -> None:
 def test_a_verdict_has_the_facts_of_monitors_under_names_of_their_own(tmp_path: Path) -> None:
     facts = {"time_to_save": {"had_s": 30.0}, "success": {"had_s": 1.0}}
     assert write_verdict(replace(SUMMARY, logs=tmp_path, stop_facts=facts), FAILED) is None
-    told = json.loads((tmp_path / FILE_NAME).read_text())
+    told = json.loads((tmp_path / VERDICT_FILE).read_text())
     assert (told["time_to_save"], told["success"]) == ({"had_s": 30.0}, False)
 
 
 def test_a_verdict_replaces_the_one_of_another_node_as_a_whole(tmp_path: Path) -> None:
     for node in ("node0", "node1"):
         assert write_verdict(replace(SUMMARY, node=node, logs=tmp_path), FAILED) is None
-    assert json.loads((tmp_path / FILE_NAME).read_text())["node"] == "node1"
+    assert json.loads((tmp_path / VERDICT_FILE).read_text())["node"] == "node1"
 
 
 def test_a_verdict_that_cannot_be_written_is_an_error_and_no_exception(tmp_path: Path) -> None:

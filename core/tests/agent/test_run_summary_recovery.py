@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from elastic_core.agent.run_summary import Recovery, initialized, restarted
+from elastic_core.agent.report import Recovery, initialized, restarted
 from elastic_core.events import Level
 
 WHOLE = Recovery(began=100.0, detected=100.01, decided=100.015, stopped=100.03, running=100.0925)

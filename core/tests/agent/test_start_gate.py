@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.event_loop import EventLoop
-from elastic_core.agent.start_gate import ANSWER_MAX_SECONDS, WAIT_MAX_SECONDS, StartDelay
+from elastic_core.agent.gates import ANSWER_MAX_SECONDS, WAIT_MAX_SECONDS, StartDelay
 from elastic_core.events import Event
 from elastic_core.gates import StartGate
 from elastic_core.session.runtime import RUNTIME

@@ -26,8 +26,8 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, ResourceError
 from elastic_core.events import Event
+from elastic_core.host.addresses import HeldPort
 from elastic_core.host.identity import boot_id, network_id
-from elastic_core.host.ports import HeldPort
 from elastic_core.monitors import LeftMemory
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from elastic_core.host import ports
-from elastic_core.host.ports import HeldPort, own_address
+from elastic_core.host.addresses import HeldPort, own_address
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 

@@ -24,7 +24,7 @@ from elastic_core.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from elastic_core.host.ports import HeldPort
+from elastic_core.host.addresses import HeldPort
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.entries import Leader, Offer
 from elastic_core.protocol.ledger import compose

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from elastic_core.agent import report, rescue
-from elastic_core.agent.join_gate import Interruption, pass_gate, wait_for_starter
+from elastic_core.agent.gates import Interruption, pass_gate, wait_for_starter
 from elastic_core.agent.probing import CLOSE_INTERVAL_SECONDS, ProbePort
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
@@ -24,8 +24,7 @@ from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import signalled
 from elastic_core.gates import JoinedRun
-from elastic_core.host.addresses import advertised_address
-from elastic_core.host.ports import own_address
+from elastic_core.host.addresses import advertised_address, own_address
 from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.node_events import Exit

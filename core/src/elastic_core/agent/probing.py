@@ -21,7 +21,7 @@ from functools import partial
 from typing import TypeAlias
 
 from elastic_core.config.parse import OnNodeLoss
-from elastic_core.host.ports import HeldPort
+from elastic_core.host.addresses import HeldPort
 from elastic_core.protocol.entries import Round
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node_events import Probed

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from elastic_core.agent.join_gate import repeats_request
+from elastic_core.agent.gates import repeats_request
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Resources
 from elastic_core.agent.supervisor import Supervisor

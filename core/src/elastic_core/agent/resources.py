@@ -23,7 +23,7 @@ from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident
-from elastic_core.monitor_callbacks import MonitorCallbacks
+from elastic_core.monitors import MonitorCallbacks
 from elastic_core.plugins.manager import Plugins
 from elastic_core.progress_table import ProgressTable
 from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Leaving, Stop, WorkerFailed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from elastic_core.agent.join_gate import repeats_request
+from elastic_core.agent.gates import repeats_request
 from elastic_core.agent.resources import Resources
 from elastic_core.events import Event
 from elastic_core.exit_codes import signal_name, signalled

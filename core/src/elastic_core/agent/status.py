@@ -21,9 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
 from elastic_core.agent.console import write_all
-from elastic_core.agent.report import ledger_events, no_place
+from elastic_core.agent.report import WRITE_MAX_SECONDS, RunSummary, ledger_events, no_place
 from elastic_core.agent.resources import Resources
-from elastic_core.agent.run_summary import WRITE_MAX_SECONDS, RunSummary
 from elastic_core.config.run import RunConfig, describe_limit
 from elastic_core.errors import without_passwords
 from elastic_core.events import Event

@@ -13,18 +13,18 @@ from functools import partial
 
 from elastic_core.agent import report
 from elastic_core.agent.event_loop import SignalReceived
+from elastic_core.agent.gates import StartDelay
 from elastic_core.agent.probing import Isolation
 from elastic_core.agent.registration import OwnRow
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources
 from elastic_core.agent.shutdown import Departure, settle_exit
-from elastic_core.agent.start_gate import StartDelay
 from elastic_core.agent.status import Account
 from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
-from elastic_core.monitor_callbacks import LAST_WORDS_SECONDS
+from elastic_core.monitors import LAST_WORDS_SECONDS
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Answers, Closed, Round
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, step

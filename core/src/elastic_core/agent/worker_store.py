@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_core.host.ports import HeldPort
+from elastic_core.host.addresses import HeldPort
 from elastic_core.protocol.entries import Offer
 from elastic_core.warden.client import Warden
 from elastic_core.warden.messages import ServiceEnded

@@ -18,7 +18,7 @@ from elastic_core.agent import worker_channels
 from elastic_core.agent.directories import make_directories, remove_round
 from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, error_file_data
 from elastic_core.agent.output import Output
-from elastic_core.agent.run_summary import Interruptions, Recovery, initialized, restarted
+from elastic_core.agent.report import Interruptions, Recovery, initialized, restarted
 from elastic_core.agent.worker import (
     Node,
     Worker,

@@ -24,7 +24,7 @@ from click.core import ParameterSource
 from elastic_core.cli.interrupt import raise_again
 from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_mean
 from elastic_core.exit_codes import ExitCode, signalled
-from elastic_core.host.terminal import printable
+from elastic_core.host.terminal import printable_lines
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -218,7 +218,7 @@ def _failed(message: str, hint: str | None, code: int, launches: bool) -> int:
 
         write_error(" ".join(filter(None, [message, hint])), code)
     paragraphs = [f"elastic: error: {message}", *([hint] if hint else [])]
-    lines = [printable(line) for line in "\n\n".join(paragraphs).split("\n")]
+    lines = printable_lines("\n\n".join(paragraphs))
     if sys.stderr is not None and sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         fill = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)

@@ -16,6 +16,11 @@ def printable(line: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
 
 
+def printable_lines(text: str) -> list[str]:
+    """Return the lines of a text, each :func:`printable`."""
+    return [printable(line) for line in text.split("\n")]
+
+
 def plain(text: str, colour: int) -> str:
     """Return the text without the colour."""
     del colour

@@ -15,7 +15,7 @@ from elastic_core.config.program import Program, ProgramKind, interpreter, pytho
 from elastic_core.events import Event, Level
 from elastic_core.hookspecs import hookimpl
 from elastic_core.host.identity import host_name
-from elastic_core.host.terminal import CYAN, RED, YELLOW, painter, printable
+from elastic_core.host.terminal import CYAN, RED, YELLOW, painter, printable, printable_lines
 from elastic_core.incidents import (
     SPENDS_A_RESTART,
     Action,
@@ -98,7 +98,7 @@ class LogLineMetrics:
             return
         at = time.strftime("%H:%M:%S", time.localtime(self._clock()))
         prefix = f"[elastic] {at} {printable(str(event.fields.get('node', self._host)))}: "
-        first, *more = (printable(line) for line in event.message.split("\n"))
+        first, *more = printable_lines(event.message)
         if (colour := _colour(event)) is not None:
             first = self._paint(first, colour)
         self._stream.write("".join([f"{prefix}{first}\n", *(f"  | {line}\n" for line in more)]))
