@@ -14,7 +14,7 @@ import pytest
 from live_rounds import lives, two_alive
 from rig import WORKERS, Agent, Rig, command_line, descendants, name_of
 
-from elastic_core.agent.slot import Slot
+from elastic_core.agent.directories import Slot
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ AGENT = (
     "elastic_core.agent.start",
     "elastic_core.agent.membership",
     "elastic_core.agent.resources",
-    "elastic_core.agent.slot",
+    "elastic_core.agent.directories",
     "elastic_core.agent.status",
     "elastic_core.agent.status",
     "elastic_core.plugins.local_backend",

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.agent import directories
-from elastic_core.agent.directories import MARK, REMOVED_MAX, marked, remove_abandoned
-from elastic_core.agent.slot import Slot
+from elastic_core.agent.directories import MARK, REMOVED_MAX, Slot, marked, remove_abandoned
 from elastic_core.host.identity import boot_id, network_id
 
 NOBODY = 65534

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.directories import log_directory, make_log_dir
+from elastic_core.agent.directories import Slot, log_directory, make_log_dir
 from elastic_core.agent.registration import applicant_for, parameters
-from elastic_core.agent.slot import Slot
 from elastic_core.config.parse import OnNodeLoss, Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing

@@ -13,9 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from elastic_core.agent.directories import MARK
+from elastic_core.agent.directories import MARK, Slot
 from elastic_core.agent.resources import Launch, Resources, WardenWatch, leave_signals, open_resources
-from elastic_core.agent.slot import Slot
 from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import SIGNALS, RunConfig

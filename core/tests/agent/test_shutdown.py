@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from views import info, live, settings
 
-from elastic_core.agent.shutdown import STORE_MAX_SECONDS, Departure, settle_exit
+from elastic_core.agent.supervisor import STORE_MAX_SECONDS, Departure, settle_exit
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.exit_codes import ExitCode
@@ -46,7 +46,8 @@ class Node:
                 later=lambda seconds, call: self.timers.append((seconds, call)),
             ),
         )
-        self.departing: Departure = Departure(self, {"a"})
+        owner: Any = self
+        self.departing = Departure(owner, {"a"})
 
     def step(self, event: NodeEvent | None) -> None:
         assert event is not None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.slot import Slot
+from elastic_core.agent.directories import Slot
 from elastic_core.host import identity
 from elastic_core.host.identity import host_id
 from elastic_core.protocol.roster import SLOTS
@@ -25,7 +25,7 @@ from elastic_core.protocol.roster import SLOTS
 PATIENCE = 30.0
 TAKE = """
 import sys
-from elastic_core.agent.slot import Slot
+from elastic_core.agent.directories import Slot
 {before}
 slot = Slot.take({job!r})
 {after}

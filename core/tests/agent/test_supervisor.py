@@ -17,9 +17,8 @@ import pytest
 
 from elastic_core import hookimpl
 from elastic_core.agent import membership, worker_store
-from elastic_core.agent.directories import MARK
+from elastic_core.agent.directories import MARK, Slot
 from elastic_core.agent.resources import Launch
-from elastic_core.agent.slot import Slot
 from elastic_core.agent.start import begun, connect_and_run
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind

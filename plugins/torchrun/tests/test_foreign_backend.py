@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from elastic_core import JoinedRun
+from elastic_core.agent.directories import Slot
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Launch
-from elastic_core.agent.slot import Slot
 from elastic_core.agent.start import begun, connect_and_run
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing

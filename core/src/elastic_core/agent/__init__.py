@@ -3,19 +3,18 @@
 General layout:
 
 * ``start``: starts the warden, the starter, the store and the agent, in the order of how long each takes.
-* ``supervisor``: the one event loop of a node that has joined. ``membership``: joins the job, then runs it.
-  ``event_loop``: the queue of its events. ``resources``: what an agent opens at its start and closes at its end.
-  ``registration``: what a node tells the job when it joins. ``gates``: the plugins' checks before that, and their
-  delay of the start of workers.
-  ``slot``: the agent's slot on this host. ``directories``: its log and temporary directories.
+* ``supervisor``: the one event loop of a node that has joined, and how the node leaves. ``membership``: joins the job,
+  then runs it. ``event_loop``: the queue of its events. ``resources``: what an agent opens at its start and closes at
+  its end. ``directories``: its slot on this host, and its log and temporary directories. ``registration``: what a node
+  tells the job when it joins. ``gates``: the plugins' checks before that, and their delay of the start of workers.
 * ``workers``: the workers of one round, each a ``worker``. ``worker_channels``: the agent's side of the control
   channels. ``fd_store``: memory files that outlive workers. ``worker_store``: the store that a node offers to them.
 * ``failure_cause``: the cause of a worker's failure, from its record, or from its output if it has no record.
   ``worker`` makes the incident from it and from facts of the host.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` gives them their shape, and ``console``
   writes to the terminal.
-* ``shutdown``: how a node leaves, after a signal or a drain. ``rescue`` then has plugins write to disk what is only in
-  memory. ``probing``: which peers can be reached after a failure, and whether the job has gone on without this node.
+* ``rescue``: has plugins write to disk what is only in memory, once a node has left. ``probing``: which peers can be
+  reached after a failure, and whether the job has gone on without this node.
 * ``launcher_error_file``: the file in which the launcher tells TorchX why a job failed.
 * ``report``: the events that people read, the counters of the run, and how long a recovery took. ``status``: what the
   agent is waiting for, on SIGQUIT.

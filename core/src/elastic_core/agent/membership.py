@@ -17,9 +17,8 @@ from elastic_core.agent.probing import CLOSE_INTERVAL_SECONDS, ProbePort
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import Launch, leave_signals, open_resources
-from elastic_core.agent.shutdown import settle_exit
 from elastic_core.agent.status import describe_joining
-from elastic_core.agent.supervisor import Supervisor
+from elastic_core.agent.supervisor import Supervisor, settle_exit
 from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import signalled

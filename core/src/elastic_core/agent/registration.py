@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from elastic_core.agent.directories import Slot
 from elastic_core.agent.probing import ProbePort
-from elastic_core.agent.slot import Slot
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
 from elastic_core.host.identity import host_id, host_name, installed_versions, network_id

@@ -102,12 +102,7 @@ def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
 
 
 def finish(
-    publish: Publish,
-    closed: Closed,
-    summary: RunSummary | None = None,
-    *,
-    known: str = FIRST_OF_ALL,
-    idle: str = "",
+    publish: Publish, closed: Closed, summary: RunSummary | None = None, *, known: str = FIRST_OF_ALL, idle: str = ""
 ) -> Ending:
     """Report how the job ended, with the root cause of a failure, and leave a ``verdict.json`` beside the logs.
 
@@ -221,10 +216,8 @@ _HINTS: Mapping[IncidentKind, str] = {
 
 def _hint(incident: Incident) -> str:
     """Return what to do about a failure in one sentence; '' where nothing is known."""
-    if incident.explanation.advice:
-        return incident.explanation.advice
-    if (by_kind := _HINTS.get(incident.kind)) is not None:
-        return by_kind
+    if known := incident.explanation.advice or _HINTS.get(incident.kind):
+        return known
     silent = not (incident.message or incident.detail or incident.where)
     if silent and incident.exit_code is not None and incident.exit_code > 0:
         code = incident.exit_code
@@ -412,9 +405,7 @@ def write_verdict(summary: RunSummary, closed: Closed, seconds: float = WRITE_MA
 
 
 def _write(directory: Path, text: str) -> None:
-    unnamed = (
-        directory / f".{VERDICT_FILE}.{uuid.uuid4().hex}"
-    )  # of this node alone: nodes may share pids
+    unnamed = directory / f".{VERDICT_FILE}.{uuid.uuid4().hex}"  # of this node alone: nodes may share pids
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         unnamed.write_text(text, encoding="utf-8")

@@ -11,11 +11,10 @@ from pathlib import Path
 from types import FrameType
 
 from elastic_core.agent import probing
-from elastic_core.agent.directories import log_directory, make_directories, marked
+from elastic_core.agent.directories import Slot, log_directory, make_directories, marked
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.output import Output, Routes
 from elastic_core.agent.report import Publish, warden_silent
-from elastic_core.agent.slot import Slot
 from elastic_core.agent.worker import Node
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup

@@ -108,8 +108,8 @@ def _run_once(
             begin_starter(config, warden)
 
         from elastic_core.agent import membership  # noqa: F401  (imported here: see the top)
+        from elastic_core.agent.directories import Slot
         from elastic_core.agent.resources import Launch, leave_signals
-        from elastic_core.agent.slot import Slot
         from elastic_core.agent.status import StateDump, describe_joining
 
         describe = partial(describe_joining, config, time.monotonic())

@@ -14,14 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from elastic_core.events import Event, Field, Level
-from elastic_core.incidents import (
-    MAX_DELAY_SECONDS,
-    MAX_EXCLUSION_SECONDS,
-    Action,
-    Explanation,
-    FailureClass,
-    Verdict,
-)
+from elastic_core.incidents import MAX_DELAY_SECONDS, MAX_EXCLUSION_SECONDS, Action, Explanation, FailureClass, Verdict
 from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.questions import REPORT_MAX_BYTES, encode
 from elastic_core.threads import asked
