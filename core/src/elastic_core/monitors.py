@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -29,6 +30,8 @@ from elastic_core.threads import asked, bounded
 
 LAST_WORDS_SECONDS, LAST_WORDS_MAX_CHARACTERS = 0.5, 400  # of a monitor, before workers are stopped
 FOLLOW_SECONDS = 20.0  # how long a follower of reports may take
+ABORT_SECONDS = 5.0  # for the work of a rescue to return, once it was told to stop
+LOOK_SECONDS = 0.05  # between two looks for signals in a rescue
 NOTE_MAX_CHARACTERS = 200
 NOTES_MAX = 16
 """Limits of what all monitors of a node may write into its row: other nodes read it with every change."""
@@ -316,20 +319,21 @@ class RunningRound:
 
 
 @dataclass(frozen=True)
-class LeftMemory(ABC):
+class LeftMemory:
     """The memory files that workers have left with an agent that ends, and that are gone with it.
 
     Attributes:
         held: Their descriptors by name (``elastic_core.worker.fd_store``); the agent closes them.
         node: The name of this node.
         publish: Publishes an event of this node.
+        received: Returns which signal that ends the agent has come, in words; '' for none.
     """
 
     held: Mapping[str, int]
     node: str
     publish: Callable[[Event], None] = field(repr=False)
+    received: Callable[[], str] = field(default=str, repr=False)
 
-    @abstractmethod
     def run(self, work: Callable[[threading.Event], _Found], patience: float) -> tuple[_Found, str]:
         """Return the result of ``work(stop)``, which runs on another thread, and why it was told to stop: '' if not.
 
@@ -339,6 +343,20 @@ class LeftMemory(ABC):
         Raises:
             TimeoutError: It has not returned by then.
         """
+        stop, why, until = threading.Event(), self.received(), time.monotonic() + patience
+        if why:
+            stop.set()
+            until = time.monotonic() + ABORT_SECONDS
+        outcome = asked(partial(work, stop), name="elastic-rescue")
+        while not wait([outcome], LOOK_SECONDS).done:
+            overdue = time.monotonic() >= until
+            if overdue and why:
+                raise TimeoutError(f"{why}, and the disk does not answer")
+            found = f"writing has taken {patience:.0f} s" if overdue else self.received()
+            if found and not why:
+                why, until = found, time.monotonic() + ABORT_SECONDS
+                stop.set()
+        return outcome.result(), why
 
 
 class Guarded(Generic[_Found]):

@@ -9,16 +9,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from elastic_core import hookimpl
+from elastic_core import hookimpl, monitors
 from elastic_core.agent import rescue
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.report import Ending
-from elastic_core.agent.rescue import EndingAgentMemory
+from elastic_core.agent.rescue import received
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.monitors import LeftMemory
@@ -206,7 +207,7 @@ def test_the_work_is_told_to_stop_by_a_signal(node: Node) -> None:
         os.kill(os.getpid(), SIGNAL)
         return stop.wait(60)
 
-    left = EndingAgentMemory({}, "n", node.published.append, node.resources.loop.untaken_signals)
+    left = LeftMemory({}, "n", node.published.append, partial(received, node.resources.loop.untaken_signals))
     assert left.run(work, 60.0) == (True, "the agent received SIGUSR1")
 
 
@@ -218,9 +219,9 @@ def test_the_work_is_told_to_stop_by_a_signal_that_came_while_the_agent_closed(n
 
 
 def test_the_work_has_so_many_seconds_and_some_more_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = EndingAgentMemory({}, "n", lambda event: None)
+    left = LeftMemory({}, "n", lambda event: None)
     assert left.run(lambda stop: stop.wait(60), 0.0) == (True, "writing has taken 0 s")
-    monkeypatch.setattr(rescue, "ABORT_SECONDS", 0.0)
+    monkeypatch.setattr(monitors, "ABORT_SECONDS", 0.0)
     released = threading.Event()
     with pytest.raises(TimeoutError, match="writing has taken 0 s, and the disk does not answer"):
         left.run(lambda stop: released.wait(60), 0.0)
@@ -232,4 +233,4 @@ def test_the_error_of_the_work_is_raised() -> None:
         raise ValueError("a defect")
 
     with pytest.raises(ValueError, match="a defect"):
-        EndingAgentMemory({}, "n", lambda event: None).run(work, 60.0)
+        LeftMemory({}, "n", lambda event: None).run(work, 60.0)

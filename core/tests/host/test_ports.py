@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from elastic_core.host import ports
+from elastic_core.host import addresses
 from elastic_core.host.addresses import HeldPort, own_address
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
@@ -126,7 +126,7 @@ def test_where_the_kernel_binds_anything_it_is_asked_for_its_own(
     monkeypatch: pytest.MonkeyPatch, address: str, expected: str | None
 ) -> None:
     real = socket.socket.bind
-    monkeypatch.setattr(ports, "_binds_anything", lambda family: True)
+    monkeypatch.setattr(addresses, "_binds_anything", lambda family: True)
     monkeypatch.setattr(socket.socket, "bind", lambda sock, to: real(sock, (LOOPBACK[sock.family], *to[1:])))
     own = own_address(address)
     assert (None if own is None else own[1]) == expected

@@ -45,8 +45,8 @@ class EventLoop:
         self._timers: list[tuple[float, int, object]] = []  # instant, order, event
         self._order = itertools.count()
         self._closing = threading.Lock()
-        self._wake_r, self._wake_w = _pipe()
-        self._signal_r, self._signal_w = _pipe()
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._signal_r, self._signal_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_r, selectors.EVENT_READ, self._drain_posted)
         self._selector.register(self._signal_r, selectors.EVENT_READ, self._drain_signals)
         self._old_wakeup = signal.set_wakeup_fd(self._signal_w, warn_on_full_buffer=False)
@@ -116,10 +116,6 @@ class EventLoop:
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
     """Python writes a signal to the wake-up descriptor only if the signal has a handler."""
-
-
-def _pipe() -> tuple[int, int]:
-    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _drain(fd: int) -> bytes:

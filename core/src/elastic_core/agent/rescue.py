@@ -7,14 +7,10 @@ library that wrote them: its plugin implements ``elastic_rescue``.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import wait
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from elastic_core.agent.gates import repeats_request
 from elastic_core.agent.report import Ending
@@ -22,50 +18,10 @@ from elastic_core.agent.resources import Resources
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
-from elastic_core.monitors import LeftMemory
+from elastic_core.monitors import LOOK_SECONDS, LeftMemory
 from elastic_core.protocol.entries import Closed
-from elastic_core.threads import asked
 
-_T = TypeVar("_T")
-ABORT_SECONDS = 5.0  # for the work to return, once it was told to stop
-LOOK_SECONDS = 0.05  # between two looks for signals
 NOT_WRITTEN = "no plugin of this agent writes it to disk. Install the library with which the script keeps its state"
-
-
-@dataclass(frozen=True)
-class EndingAgentMemory(LeftMemory):
-    """The memory files of an agent that ends.
-
-    Attributes:
-        signals: Returns the signals that the agent has received since the last call.
-        signalled_at: When the agent received its first signal, by the monotonic clock; the same request may repeat it.
-    """
-
-    signals: Callable[[], list[int]] = field(default=list, repr=False)
-    signalled_at: float | None = None
-
-    def _received(self) -> str:
-        """Return which signal has come that does not repeat the first one; '' for none."""
-        since = math.inf if self.signalled_at is None else time.monotonic() - self.signalled_at
-        ends = [signum for signum in self.signals() if not repeats_request(signum, since - LOOK_SECONDS)]
-        return f"the agent received {signal_name(ends[0])}" if ends else ""
-
-    def run(self, work: Callable[[threading.Event], _T], patience: float) -> tuple[_T, str]:
-        """Run the work on a thread, and tell it to stop after a signal or ``patience`` seconds."""
-        stop, why, until = threading.Event(), self._received(), time.monotonic() + patience
-        if why:
-            stop.set()
-            until = time.monotonic() + ABORT_SECONDS
-        outcome = asked(partial(work, stop), name="elastic-rescue")
-        while not wait([outcome], LOOK_SECONDS).done:
-            overdue = time.monotonic() >= until
-            if overdue and why:
-                raise TimeoutError(f"{why}, and the disk does not answer")
-            found = f"writing has taken {patience:.0f} s" if overdue else self._received()
-            if found and not why:
-                why, until = found, time.monotonic() + ABORT_SECONDS
-                stop.set()
-        return outcome.result(), why
 
 
 def run(agent: Supervisor) -> Ending:
@@ -113,9 +69,21 @@ def is_needed(
     return failed or (ending is not None and ending.exit_code == ExitCode.STORE_LOST) or not leaves_others()
 
 
+def received(signals: Callable[[], list[int]], signalled_at: float | None = None) -> str:
+    """Return which signal has come that does not repeat the first one; '' for none.
+
+    Args:
+        signals: Returns the signals that the agent has received since the last call.
+        signalled_at: When the agent received its first signal, by the monotonic clock; the same request may repeat it.
+    """
+    since = math.inf if signalled_at is None else time.monotonic() - signalled_at
+    ends = [signum for signum in signals() if not repeats_request(signum, since - LOOK_SECONDS)]
+    return f"the agent received {signal_name(ends[0])}" if ends else ""
+
+
 def _rescue(resources: Resources, signalled_at: float | None) -> None:
     of_node = (resources.group.reports.fd_store.held, str(resources.node.info), resources.node.publish)
-    left = EndingAgentMemory(*of_node, resources.loop.untaken_signals, signalled_at)
+    left = LeftMemory(*of_node, partial(received, resources.loop.untaken_signals, signalled_at))
     plugins = resources.node.plugins.implementations("elastic_rescue")
     if not plugins:
         _publish_lost(resources, NOT_WRITTEN)

@@ -102,8 +102,9 @@ class Account:
         rows += self._workers(now)
         failing = f"; failing: {', '.join(sorted(session.contact.failing))}" if session.contact.failing else ""
         rows.append(("store", f"last contact {_age(session.contact.at, now)} ago{failing}"))
-        if self._incident is not None:
-            rows.append(("failure", f"the newest: {_failure(self._incident)}"))
+        if (found := self._incident) is not None:
+            who = "" if found.rank is None else f"rank {found.rank} on "
+            rows.append(("failure", f"the newest: round {found.round}, {who}{found.host}: {found.describe()}"))
         return _text(f"{state.row.info} (node {state.row.info.node_id}, pid {os.getpid()})", node.config, rows)
 
     def _workers(self, now: float) -> Iterator[tuple[str, str]]:
@@ -208,11 +209,6 @@ def _node(seen: NodeView, now: float) -> str:
     row = seen.row
     of, leaving = f" round {row.round}" if row.round else "", ", leaving" if row.leaving else ""
     return f"{row.info}, {row.phase.value}{of}{leaving}, last sign of life {_age(seen.changed_at, now)} ago"
-
-
-def _failure(incident: Incident) -> str:
-    who = "" if incident.rank is None else f"rank {incident.rank} on "
-    return f"round {incident.round}, {who}{incident.host}: {incident.describe()}"
 
 
 def _age(instant: float, now: float) -> str:

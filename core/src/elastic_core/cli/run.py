@@ -209,7 +209,9 @@ def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str]
     used = {flag: value for flag, value in answer.items() if flag not in given or flag == CONF}
     if CONF in used:
         text, origin = used[CONF]
-        used[CONF] = ",".join(filter(None, [*_pairs_left(text, flags.rdzv_conf), flags.rdzv_conf])), origin
+        own = {pair.partition("=")[0].strip() for pair in flags.rdzv_conf.split(",")}
+        others = [pair for pair in text.split(",") if pair.partition("=")[0].strip() not in own]
+        used[CONF] = ",".join(filter(None, [*others, flags.rdzv_conf])), origin
     context.meta[ORIGINS] = {flag: origin for flag, (_, origin) in used.items()}
     return replace(flags, **{flag: known[flag].read(text) for flag, (text, _) in used.items()})
 
@@ -223,12 +225,6 @@ def _warn_of_missing(environ: Mapping[str, str], warn: Callable[[str], None]) ->
                 f"This is job {job} of {name}, and {distribution} is not installed, so this node runs by itself. "
                 f"Say where the nodes meet (--nnodes, --rdzv_endpoint), or: {how_to_install(distribution)}"
             )
-
-
-def _pairs_left(text: str, given: str) -> list[str]:
-    """Return the pairs of a default of ``--rdzv_conf`` whose keys are not ``given``."""
-    keys = {pair.partition("=")[0].strip() for pair in given.split(",")}
-    return [pair for pair in text.split(",") if pair.partition("=")[0].strip() not in keys]
 
 
 def run(warden: Warden | None, **flags: Any) -> int:

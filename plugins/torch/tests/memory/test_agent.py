@@ -14,15 +14,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic_core.agent.event_loop import EventLoop
-from elastic_core.agent.rescue import EndingAgentMemory
+from elastic_core.agent.rescue import received
 from elastic_core.events import Event
-from elastic_core.monitors import RunningRound
+from elastic_core.monitors import LeftMemory, RunningRound
 from elastic_torch.memory import agent
 from elastic_torch.memory.rescue_decision import requests, snapshots, worth_writing
 from elastic_torch.memory.rescue_files import Written, write
@@ -56,7 +57,7 @@ class Memory:
 
     def rescue(self, publish: Callable[[Event], None], node: str = "n") -> None:
         with closing(EventLoop({signal.SIGUSR1})) as loop:
-            agent.elastic_rescue(EndingAgentMemory(self.held, node, publish, loop.untaken_signals))
+            agent.elastic_rescue(LeftMemory(self.held, node, publish, partial(received, loop.untaken_signals)))
 
 
 @pytest.fixture
@@ -390,7 +391,7 @@ def test_a_signal_from_before_the_writing_leaves_the_directory_as_it_was(memory:
     said: list[Event] = []
     with closing(EventLoop({signal.SIGUSR1})) as loop:
         os.kill(os.getpid(), signal.SIGUSR1)
-        agent.elastic_rescue(EndingAgentMemory(memory.held, "n", said.append, loop.untaken_signals))
+        agent.elastic_rescue(LeftMemory(memory.held, "n", said.append, partial(received, loop.untaken_signals)))
     assert [event.name for event in said] == ["rescuing", "rescue_failed"]
     assert said[1].message == (
         f"the snapshot of step 7 is lost: {tmp_path}/there: there was no more time (the agent received SIGUSR1)"
