@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys, threading
-from elastic_core.host.allocator import use_one_arena
+from elastic_core.host.own_process import use_one_arena
 
 if sys.argv[1] == "one":
     use_one_arena()

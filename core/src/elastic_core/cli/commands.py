@@ -144,15 +144,6 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
     """
     launches = arguments[:1] == ["run"]
     try:
-        return _run(command, arguments, launches)
-    finally:  # an unwritable stream does not change the exit code
-        for stream in [sys.stderr, sys.stdout] if launches else [sys.stderr]:
-            if stream is not None:  # None: it was closed when this process began
-                _drop_unwritable(stream)
-
-
-def _run(command: click.Command, arguments: Sequence[str], launches: bool) -> int:
-    try:
         if instruction := os.environ.get(COMPLETE):  # of a shell
             from click.shell_completion import shell_complete  # a launch does without it
 
@@ -179,6 +170,10 @@ def _run(command: click.Command, arguments: Sequence[str], launches: bool) -> in
         traceback.print_exc()
         hint = "This is a defect of Elastic, not of your program. Please report it with the lines above."
         return _failed(f"{type(exc).__name__}: {exc}", hint, ExitCode.INTERNAL, launches)
+    finally:  # an unwritable stream does not change the exit code
+        for stream in [sys.stderr, sys.stdout] if launches else [sys.stderr]:
+            if stream is not None:  # None: it was closed when this process began
+                _drop_unwritable(stream)
 
 
 def _exhausted(exc: Exception) -> str | None:

@@ -11,7 +11,7 @@ def main() -> int:
         end_at_once()
         import sys
 
-        from elastic_core.host.process_title import hide_passwords
+        from elastic_core.host.own_process import hide_passwords
 
         hide_passwords(sys.argv[1:])
 

@@ -230,7 +230,7 @@ def _warn_of_missing(environ: Mapping[str, str], warn: Callable[[str], None]) ->
 def run(warden: Warden | None, **flags: Any) -> int:
     """Run the job and return its exit code; None for the warden starts one."""
     from elastic_core.agent import start  # not for --help
-    from elastic_core.host.allocator import use_one_arena
+    from elastic_core.host.own_process import use_one_arena
     from elastic_core.plugins.entry_points import Catalogue
 
     use_one_arena()

@@ -5,7 +5,7 @@ General layout:
 * ``identity``: the names of the host and of its boot, and the versions that must match between nodes. ``addresses``:
   where other nodes reach it, and a port that is reserved for the workers' store.
 * ``devices``: the accelerators and CPUs, and which worker gets which.
-* ``process_title``: what ``ps`` shows. ``terminal``: makes foreign text safe to print. ``allocator``: the C library's.
+* ``own_process``: what ``ps`` shows of it, and its allocator. ``terminal``: makes foreign text safe to print.
 * ``oom``: whether the kernel has killed a process for memory. ``core_dump``: where it has written a core dump.
 """
 
@@ -17,7 +17,7 @@ NAMES = {
     "host.addresses": "ANY_FORM HeldPort LOOPBACK advertised_address endpoint_host parts says_loopback",
     "host.identity": "boot_id host_name installed_versions",
     "host.oom": "OomCounter find_counter",
-    "host.process_title": "Title overwrite without_passwords",
+    "host.own_process": "Title overwrite without_passwords",
     "host.terminal": "GREEN Paint RED YELLOW has_colours painter plain printable",
 }
 

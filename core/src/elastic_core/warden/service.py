@@ -6,7 +6,7 @@ import json
 import os
 from importlib import import_module
 
-from elastic_core.host.process_title import Title
+from elastic_core.host.own_process import Title
 from elastic_core.warden.linux import ignore_requests_to_end
 from elastic_core.warden.spawn import SERVICE_VARIABLE
 

@@ -7,7 +7,7 @@ import pytest
 
 HIDING = """
 import sys
-from elastic_core.host.process_title import hide_passwords
+from elastic_core.host.own_process import hide_passwords
 hide_passwords(sys.argv[1:])
 print(open("/proc/self/cmdline").read().rstrip("\\0").split("\\0")[3:], sys.argv[1:])
 """
