@@ -304,9 +304,7 @@ class RunningRound:
         self.explanations[:] = [*kept, *filter(None, [text[:EXPLANATION_MAX_CHARACTERS]])][-EXPLANATIONS_MAX:]
 
     def note(self, name: str, value: str) -> None:
-        """Write a note into this node's row, which ``elastic status`` shows; one of the same name is replaced.
-
-        '' as the value takes it back.
+        """Write a note into this node's row, for ``elastic status``, in place of one of the same name; '' removes it.
 
         Raises:
             ValueError: There would be more than ``NOTES_MAX`` notes, or one of more than ``NOTE_MAX_CHARACTERS``.

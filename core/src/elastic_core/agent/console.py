@@ -61,12 +61,8 @@ class DirectConsole:
 class Console(DirectConsole):
     """A writer of workers' output to one descriptor, in order, in a separate thread.
 
-    Any thread may call it, no writer waits, and output is dropped where too much waits.
-
-    Args:
-        fd: Where to write; the caller closes it.
-        report: Called from the console's thread, once, if the console is gone.
-        capacity: Bytes that may wait.
+    Any thread may call it, no writer waits, and output is dropped where more than ``capacity`` bytes wait.
+    ``report`` is called from the console's thread.
     """
 
     def __init__(self, fd: int, report: Callable[[str], None], capacity: int = CAPACITY) -> None:

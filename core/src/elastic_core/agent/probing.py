@@ -150,10 +150,7 @@ class Isolation:
             self._look_up(neighbours(current, self._node_id), self._learn)
 
     def probe(self, current: Round, post: Callable[[Probed], None]) -> None:
-        """Probe the peers after a failure of a round, and post the outcome, from any thread (rule L5).
-
-        Returns at once.
-        """
+        """Probe the peers after a failure of a round, and post the outcome, from any thread (rule L5). Never blocks."""
 
         def begin(known: list[NodeInfo]) -> None:
             aims = targets(current, self._node_id, known)

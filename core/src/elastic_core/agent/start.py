@@ -124,10 +124,7 @@ def _run_once(
 
 
 def connect_and_run(launch: Launch) -> Ending:
-    """Make the first connection to the job's store, and run the loop for it. Main thread only.
-
-    Errors are those of ``membership.join_and_run``.
-    """
+    """Make the first connection to the job's store, and run the loop, with the errors of that. Main thread only."""
     from elastic_core.agent import membership
     from elastic_core.agent.directories import remove_abandoned
     from elastic_core.agent.registration import cpus_of_workers, first_connection

@@ -1,8 +1,8 @@
 """Starts a process of the warden: fork and exec, and a pipe on which the child reports whether it started.
 
-Python processes, the starter and workers, import our ``sitecustomize`` before their program.
-A worker that starts warm is forked by the starter (``starter``), not here, but reports on the same kind of
-pipe. The warden process imports this module: it must stay cheap.
+The starter, and workers that are Python programs, import our ``sitecustomize`` before their program. A worker that
+starts warm is forked by the starter (``starter``), not here, but reports on the same kind of pipe. The warden process
+imports this module: it must stay cheap.
 """
 
 from __future__ import annotations
