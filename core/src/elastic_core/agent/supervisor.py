@@ -30,9 +30,9 @@ from elastic_core.exit_codes import ExitCode, signal_name, signalled
 from elastic_core.monitors import LAST_WORDS_SECONDS
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Answers, Closed, Entry, Round
-from elastic_core.protocol.planned_stop import find_drain
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, step, supersedes
 from elastic_core.protocol.node_events import AnswerFound, AnswerRead, Exit, Leaving, Work
+from elastic_core.protocol.planned_stop import find_drain
 from elastic_core.protocol.questions import decode
 from elastic_core.protocol.roster import NodeRow, seconds_to_workers_row
 from elastic_core.rendezvous.backend import RendezvousBackend
