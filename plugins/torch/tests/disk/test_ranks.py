@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,28 @@ SCRIPT = Path(__file__).parent / "scripts" / "disk_ranks.py"
 pytestmark = pytest.mark.timeout(600)
 
 
-def play(folder: Path, scene: str, *worlds: int) -> tuple[list[dict[str, Any]], str]:
-    """Return the reports of the ranks, by act and rank, and their log."""
-    command = [sys.executable, str(SCRIPT), str(folder), scene, *map(str, worlds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    return sorted(said, key=lambda facts: (facts["act"], facts["rank"])), done.stderr
+Play = Callable[..., tuple[list[dict[str, Any]], str]]
+
+
+@pytest.fixture(scope="module")
+def play() -> Iterator[Play]:
+    """Plays scenes, for which torch is imported once."""
+    theatre = subprocess.Popen([sys.executable, SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def play(folder: Path, scene: str, *worlds: int) -> tuple[list[dict[str, Any]], str]:
+        """Return the reports of the ranks, by act and rank, and their log."""
+        assert theatre.stdin is not None
+        assert theatre.stdout is not None
+        theatre.stdin.write(json.dumps([str(folder), scene, worlds]) + "\n")
+        theatre.stdin.flush()
+        code, log = theatre.stdout.readline().strip(), (folder / "log").read_text()
+        said = (folder / "said").read_text()
+        assert code == "0", said + log[-6000:]
+        reports = [json.loads(line) for line in said.splitlines()]
+        return sorted(reports, key=lambda facts: (facts["act"], facts["rank"])), log
+
+    with theatre:
+        yield play
 
 
 def nodes(folder: Path, act: int, *names: str) -> None:
@@ -38,7 +54,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_sharded_state_loads_on_any_number_of_ranks(tmp_path: Path) -> None:
+def test_sharded_state_loads_on_any_number_of_ranks(play: Play, tmp_path: Path) -> None:
     said, _ = play(tmp_path, "resharding", 2, 3, 1, 2)
     assert len(said) == 8
     assert all(facts["equal"] for facts in said)
@@ -46,7 +62,7 @@ def test_sharded_state_loads_on_any_number_of_ranks(tmp_path: Path) -> None:
     assert all(facts["step"] == facts["act"] for facts in said)
 
 
-def test_a_node_that_has_nothing_gets_the_newest_checkpoint_of_the_others(tmp_path: Path) -> None:
+def test_a_node_that_has_nothing_gets_the_newest_checkpoint_of_the_others(play: Play, tmp_path: Path) -> None:
     nodes(tmp_path, 0, "a", "a", "b")
     nodes(tmp_path, 1, "c", "b")
     nodes(tmp_path, 2, "a", "d")
@@ -57,7 +73,7 @@ def test_a_node_that_has_nothing_gets_the_newest_checkpoint_of_the_others(tmp_pa
     assert [facts["there"] for facts in said[3:]] == [["001"]] * 4
 
 
-def test_a_copy_that_is_damaged_on_one_node_is_taken_from_another(tmp_path: Path) -> None:
+def test_a_copy_that_is_damaged_on_one_node_is_taken_from_another(play: Play, tmp_path: Path) -> None:
     nodes(tmp_path, 0, "a", "b")
     play(tmp_path, "local_directories", 2)
     for path in (tmp_path / "a").glob("run-*/*.distcp"):
@@ -71,7 +87,7 @@ def test_a_copy_that_is_damaged_on_one_node_is_taken_from_another(tmp_path: Path
     assert all("the checksum of __0_0.distcp is wrong" in facts["damage"][0] for facts in said)
 
 
-def test_shards_of_several_nodes_are_brought_together(tmp_path: Path) -> None:
+def test_shards_of_several_nodes_are_brought_together(play: Play, tmp_path: Path) -> None:
     nodes(tmp_path, 0, "a", "b")
     nodes(tmp_path, 1, "b", "c", "a")
     said, _ = play(tmp_path, "scattered", 2, 3)
@@ -79,7 +95,7 @@ def test_shards_of_several_nodes_are_brought_together(tmp_path: Path) -> None:
     assert all(facts["equal"] for facts in said)
 
 
-def test_shards_of_a_lost_node_make_the_older_whole_one_the_newest(tmp_path: Path) -> None:
+def test_shards_of_a_lost_node_make_the_older_whole_one_the_newest(play: Play, tmp_path: Path) -> None:
     nodes(tmp_path, 0, "a")
     nodes(tmp_path, 1, "a", "b")
     nodes(tmp_path, 2, "a")
@@ -90,7 +106,7 @@ def test_shards_of_a_lost_node_make_the_older_whole_one_the_newest(tmp_path: Pat
     assert not (tmp_path / "a" / "damaged").exists(), "the node may come back"
 
 
-def test_a_save_that_fails_on_one_rank_fails_on_all_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_training_goes_on(play: Play, tmp_path: Path) -> None:
     said, log = play(tmp_path, "one_rank_fails", 2)
     for facts in said:
         assert "The checkpoint of step 2 was not saved" in facts["error"]
@@ -115,7 +131,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_a_read_error_that_one_rank_sees_is_an_error_on_both_and_nothing_is_touched(tmp_path: Path, code: int) -> None:
+def test_a_read_error_that_one_rank_sees_is_an_error_on_both_and_nothing_is_touched(
+    play: Play, tmp_path: Path, code: int
+) -> None:
     reads(tmp_path, 0, save=[1, 2, 3])
     play(tmp_path, "unreadable", 2)
     before = contents(tmp_path / "shared")
@@ -136,7 +154,7 @@ def test_a_read_error_that_one_rank_sees_is_an_error_on_both_and_nothing_is_touc
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_read_error_between_the_check_and_the_load_stops_both(tmp_path: Path, rank: int) -> None:
+def test_a_read_error_between_the_check_and_the_load_stops_both(play: Play, tmp_path: Path, rank: int) -> None:
     reads(tmp_path, 0, save=[1, 2, 3])
     reads(tmp_path, 1, errno.EIO, 1, ranks=(rank,))
     said, _ = play(tmp_path, "unreadable", 2, 2)
@@ -145,7 +163,9 @@ def test_a_read_error_between_the_check_and_the_load_stops_both(tmp_path: Path, 
     assert len([*(tmp_path / "shared").glob("run-*")]) == 3
 
 
-def test_with_a_directory_for_each_node_the_rank_that_cannot_read_gets_it_from_the_other(tmp_path: Path) -> None:
+def test_with_a_directory_for_each_node_the_rank_that_cannot_read_gets_it_from_the_other(
+    play: Play, tmp_path: Path
+) -> None:
     reads(tmp_path, 0, save=[1, 2, 3], local=True)
     play(tmp_path, "unreadable", 2)
     before = {node: contents(tmp_path / node) for node in ("node-0", "node-1")}
@@ -163,7 +183,7 @@ def test_with_a_directory_for_each_node_the_rank_that_cannot_read_gets_it_from_t
     assert set(before["node-1"].values()) <= set(after.values())
 
 
-def test_one_flipped_bit_in_each_checkpoint_is_refused_by_both_ranks(tmp_path: Path) -> None:
+def test_one_flipped_bit_in_each_checkpoint_is_refused_by_both_ranks(play: Play, tmp_path: Path) -> None:
     reads(tmp_path, 0, save=[1, 2, 3])
     play(tmp_path, "unreadable", 2)
     for step, name in ((1, "__0_0.distcp"), (2, ".metadata"), (3, "manifest.json")):
@@ -179,7 +199,7 @@ def test_one_flipped_bit_in_each_checkpoint_is_refused_by_both_ranks(tmp_path: P
     assert contents(tmp_path) == before
 
 
-def test_ranks_that_do_not_know_of_each_other_leave_one_winner(tmp_path: Path) -> None:
+def test_ranks_that_do_not_know_of_each_other_leave_one_winner(play: Play, tmp_path: Path) -> None:
     said, _ = play(tmp_path, "without_a_group", 3)
     errors = [facts["error"] for facts in said if facts["error"] is not None]
     assert len(errors) == 2
@@ -189,7 +209,7 @@ def test_ranks_that_do_not_know_of_each_other_leave_one_winner(tmp_path: Path) -
         assert "pid" in error
 
 
-def test_all_ranks_hear_at_the_same_steps_that_a_checkpoint_is_due(tmp_path: Path) -> None:
+def test_all_ranks_hear_at_the_same_steps_that_a_checkpoint_is_due(play: Play, tmp_path: Path) -> None:
     said, _ = play(tmp_path, "schedule", 2)
     assert said[0]["due"] == said[1]["due"]
     assert said[0]["due"][0] == 12

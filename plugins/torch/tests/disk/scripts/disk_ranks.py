@@ -1,7 +1,9 @@
-"""Plays scenes with several ranks over gloo: ``disk_ranks.py FOLDER SCENE [RANKS]...``, one act for each number.
+"""Plays scenes with several ranks over gloo. Each line of stdin is a JSON list: a folder, a scene, and the number of
+ranks of each act.
 
-Every act's ranks are forked from this process, which has imported torch once. A scene is a function, which
-each rank calls in each act. What ranks ``say`` is printed as JSON lines.
+A scene is a function, which each rank calls in each act. Every scene is a process that is forked from this one, which
+imports torch once, and the ranks are forked from that process. What ranks ``say`` are JSON lines in the file ``said``
+of the folder; ``log`` has their stderr. A line on stdout, the exit code, tells that a scene is over.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -183,25 +186,36 @@ def play(scene: Callable[[Rig], None], rig: Rig) -> None:
         dist.destroy_process_group()
 
 
+def perform(folder: Path, scene: Callable[[Rig], None], worlds: list[int]) -> None:
+    """Play a scene, whose ranks print into the files of its folder."""
+    for descriptor, name in ((1, "said"), (2, "log")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
+    for act, world in enumerate(worlds):
+        ranks = [forked(partial(play, scene, Rig(folder, act, rank, world))) for rank in range(world)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+        assert codes == [0] * world, codes
+
+
+def forked(body: Callable[[], None]) -> int:
+    """Start a process that exits with 1 if ``body`` raises, else with 0; return its pid."""
+    if pid := os.fork():
+        return pid
+    try:
+        body()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
 def main() -> None:
-    """Play a scene."""
-    folder, scene, worlds = Path(sys.argv[1]), SCENES[sys.argv[2]], [int(argument) for argument in sys.argv[3:]]
+    """Play the scenes that stdin tells."""
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.WARNING)
-    for act, world in enumerate(worlds):
-        children = []
-        for rank in range(world):
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    play(scene, Rig(folder, act, rank, world))
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-                os._exit(0)
-            children.append(pid)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-        assert codes == [0] * world, codes
+    for line in sys.stdin:
+        folder, scene, worlds = json.loads(line)
+        pid = forked(partial(perform, Path(folder), SCENES[scene], worlds))
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # DistributedDataParallel imports it
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic_torch.state.gradient_order import GradientOrder
@@ -104,4 +105,5 @@ def main(rank: int, folder: str, options: dict[str, Any], hook: str, accumulate:
 
 
 if __name__ == "__main__":
-    spawn(main, (sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])), RANKS)
+    arguments = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    start_processes(main, arguments, RANKS, start_method="fork")  # torch and its compiler are imported once
