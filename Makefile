@@ -12,6 +12,7 @@
 #   make test-state   what elastic-torch keeps over failures: samplers, training state, checkpoints
 #   make test-pages   what README, the tutorial, the guide, the demo and the benchmarks show
 #   make test-clusters  jobs on a real Slurm of four nodes, and pods as processes, on this machine (root, slurmctld, slurmd, slurm-client, munge)
+#   make test-lanes   all of these seven at once, which takes less time than one after the other
 #   make soak    the tests that draw lots, with many more seeds, the simulator with a million plans, stores away for a minute,
 #                and the variants that everyday runs leave out (the demo over etcd, file and Redis, and the like); then `make mutants`
 #   make mutants changes the rendezvous in every small way, and lists the changes that neither unit tests nor the simulator notice;
@@ -26,8 +27,8 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := setup
-LANES := stores nodes parity failures state pages clusters
-.PHONY: help setup demo check test $(LANES:%=test-%) soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-policies bench-spares bench-frameworks clean
+LANES := failures state parity nodes clusters pages stores
+.PHONY: help setup demo check test $(LANES:%=test-%) test-lanes soak mutants lint tox bench bench-launchers bench-rendezvous bench-snapshots bench-silence bench-progress bench-policies bench-spares bench-frameworks clean
 .NOTPARALLEL:  # what measures has the machine to itself
 
 VENV := .venv
@@ -39,17 +40,17 @@ DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproje
 DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch warmstart)
 # The folders that mypy reads.
 TYPED := core plugins examples simulator tests benchmarks docs
-# The tests of each lane, the longest first.
+# The lanes, and the tests of each, the longest first.
 jobs = $(patsubst %,tests/test_%.py,$(1))
 stores := $(patsubst %,plugins/%/tests,c10d etcd file redis) \
-    $(call jobs,etcd late_stores lost_history outages redis_jobs replaced_master silent_stores)
+    $(call jobs,redis_jobs silent_stores outages etcd lost_history replaced_master late_stores)
 nodes := $(call jobs,nodes host_jobs hosts graceful health slots latecomers chaos kills resizes listeners)
-parity := tests/parity plugins/torchrun/tests \
-    $(call jobs,error_file etcd_torchrun exec foreign_handlers launchers migrating python_api surface tcp_init terminals torchrun)
-failures := $(call jobs,forms_of_waiting hangs failure_stories absent_ranks causes more_failure_stories \
-    acme_failures first_cause watchdog)
+parity := $(call jobs,foreign_handlers) tests/parity plugins/torchrun/tests \
+    $(call jobs,python_api torchrun migrating error_file tcp_init surface exec terminals etcd_torchrun launchers)
+failures := $(call jobs,hangs writing_ranks computing_ranks hanging_ranks failure_stories absent_ranks ranks_apart causes \
+    more_failure_stories acme_failures first_cause watchdog)
 state := plugins/torch/tests \
-    $(call jobs,examples fsdp_example full_disk prepared_loaders rank_state rescue sharded_state torn_checkpoints train_state)
+    $(call jobs,train_state examples rank_state rescue prepared_loaders full_disk sharded_state torn_checkpoints fsdp_example)
 pages := $(call jobs,demo plugin_docs bench readme guide) tests/simulator/test_mutation.py $(call jobs,tutorial)
 clusters := plugins/slurm/tests plugins/kubernetes/tests $(call jobs,kubernetes slurm)
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(RUNNERS) --dist=loadfile --no-loadscope-reorder
@@ -117,6 +118,9 @@ test: setup
 
 $(LANES:%=test-%): test-%: setup
 	$(PYTEST) $($*) $(ARGS)
+
+test-lanes: setup
+	$(PYTEST) $(foreach lane,$(LANES),$($(lane))) $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest --seeds=$(SEEDS) --plans=$(PLANS) --outage=$(OUTAGE) -m soak --timeout=3600 $(ARGS)

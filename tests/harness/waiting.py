@@ -5,6 +5,12 @@ In each program of two ranks rank 1 runs one form in its third step, while rank 
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+from rig import WARM, Agent, Rig
+
 WINDOW, WINDOWS = 3, 4
 """The seconds without progress of the tests, and how many times that a healthy form takes."""
 PROGRAM = """\
@@ -67,7 +73,7 @@ CHILD = 'subprocess.Popen([sys.executable, "-c", {!r}], stdout={})'
 TRICKLE = f"import sys, time\nfor _ in range({WINDOWS * WINDOW * 10}): print('x', flush=True); time.sleep(0.1)"
 BURN = f"import time\nend = time.time() + {WINDOWS * WINDOW}\nwhile time.time() < end: pass"
 NATIVE = "one_call(lambda count: hashlib.pbkdf2_hmac('sha256', b'password', b'salt', count), 200_000)"
-HEALTHY = {
+COMPUTING = {
     "evaluates": "compute()",
     "computes before the group is made": "compute()",
     "one native call": NATIVE,
@@ -76,6 +82,10 @@ HEALTHY = {
     "computes in a process of multiprocessing": "multiprocessing.get_context('fork').Process(target=compute).run()",
     "waits for a pool": "multiprocessing.get_context('fork').Pool(1).apply(compute)",
     "joins a thread that computes": "thread = threading.Thread(target=compute); thread.start(); thread.join()",
+    "computes at a known step": "import elastic_core\nfor step in range(4): elastic_core.report(step=step)\n" + NATIVE,
+}
+"""Healthy forms that take the time of a CPU."""
+WRITING = {
     "waits for a service and says so": "for _ in lasting(): time.sleep(0.5); print('not there yet', flush=True)",
     "prints dots": "for _ in lasting(): time.sleep(0.5); print('.', end='', flush=True)",
     "draws a bar": "for _ in lasting(): time.sleep(0.5); sys.stderr.write('\\rloading')",
@@ -100,8 +110,8 @@ HEALTHY = {
     + ".wait()",
     "reports steps": "import elastic_core\nfor step, _ in enumerate(lasting()): elastic_core.report(step=step); "
     "time.sleep(0.5)",
-    "computes at a known step": "import elastic_core\nfor step in range(4): elastic_core.report(step=step)\n" + NATIVE,
 }
+"""Healthy forms that print, write to a file or a pipe, or report steps."""
 HEALTHY_ALONE = {
     "evaluates": "compute()",
     "has no more data": "pass",
@@ -152,7 +162,26 @@ def program_alone(form: str, seconds: float = WINDOWS * WINDOW) -> str:
 
 def program(name: str, seconds: float = WINDOWS * WINDOW) -> str:
     """Return the program in which rank 1 runs this form, for so many seconds if it is a healthy one."""
-    form = HEALTHY[name] if name in HEALTHY else HANGS[name][0]
+    form = HANGS[name][0] if name in HANGS else {**COMPUTING, **WRITING}[name]
     body = "\n".join(f"    {line}" for line in form.splitlines())
     skipped = 2 if name == "another collective" else 9
     return PROGRAM.format(form=body, seconds=seconds, before="before" in name, skipped=skipped)
+
+
+def start(rig: Rig, text: str, *flags: str) -> Agent:
+    """Start a job of two ranks that run this program."""
+    Path(rig.folder, "train.py").write_text(text)
+    return rig.run("--nproc_per_node=2", "--max_restarts=0", "--event_log=console", *flags, "train.py", env=WARM)
+
+
+def reports(agent: Agent) -> list[dict[str, Any]]:
+    """Return the reports of hangs so far."""
+    lines = [line for line in agent.output.splitlines() if line.startswith("{")]
+    return [event["fields"] for event in map(json.loads, lines) if event["name"] == "hang"]
+
+
+def check_healthy(rig: Rig, text: str) -> None:
+    """Check that a job of this program ends well, and that no rank is blamed for a hang meanwhile."""
+    agent = start(rig, text, f"--hang_timeout={WINDOW}")
+    assert agent.exit_code() == 0, agent.output
+    assert [event for event in reports(agent) if event["rank"] is not None] == []
