@@ -16,9 +16,8 @@ from simulator.world import World
 
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.entries import Closed, Entry, Halt, Leader, Round
-from elastic_policies.composition import judge
+from elastic_policies.composition import judge, parse_policies
 from elastic_policies.known_failures import explain
-from elastic_policies.options import parse_policies
 
 
 def entries(

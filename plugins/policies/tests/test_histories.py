@@ -24,10 +24,10 @@ from elastic_core.incidents import Action, Failure, History, Incident, IncidentK
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.limits import MAX_FAILURES
+from elastic_policies.command import Judged, replay
+from elastic_policies.composition import parse_policies
 from elastic_policies.flags import has_budget
 from elastic_policies.known_failures import explain
-from elastic_policies.options import parse_policies
-from elastic_policies.replay import Judged, replay
 
 TRACES = Path(__file__).parents[3] / "tests" / "data" / "traces"
 STORIES = json.loads((Path(__file__).parent / "data" / "histories.json").read_text(encoding="utf-8"))
@@ -107,8 +107,7 @@ def play(story: dict[str, Any]) -> list[Judged]:
             **known,
         )
         verdict = plugins.judge(incident, history)
-        judged = Judged(at, incident, len(past), flags.max_restarts, history.new_checkpoint, verdict, history.moved)
-        found.append(judged)
+        found.append(Judged(at, incident, history, verdict))
         if verdict.action is Action.GIVE_UP:
             break
         past.append((at, replace(as_record(incident), **known)))

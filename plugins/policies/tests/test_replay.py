@@ -16,9 +16,8 @@ from elastic_core.events import Event
 from elastic_core.incidents import Action, Incident, Verdict
 from elastic_core.plugins.builtin import EventLog
 from elastic_core.session.leader_driver import verdict_event
-from elastic_policies.command import command
-from elastic_policies.options import parse_policies
-from elastic_policies.replay import read_events, replay
+from elastic_policies.command import command, read_events, replay
+from elastic_policies.composition import parse_policies
 
 
 def log(*judged: tuple[float, Incident], max_restarts: int = 9, new_checkpoint: bool = False) -> str:
@@ -42,7 +41,7 @@ def replayed(text: str, policy: str, **more: Any) -> list[Verdict]:
 def test_a_judgement_comes_back_from_the_log() -> None:
     one = incident(step=7, after=1.5)
     (judged,) = read_events(log((10.0, one)).splitlines())
-    assert (judged.at, judged.restarts, judged.max_restarts) == (10.0, 0, 9)
+    assert (judged.at, judged.history.restarts, judged.history.max_restarts) == (10.0, 0, 9)
     assert (judged.incident.exception, judged.incident.step, judged.incident.after) == ("ValueError", 7, 1.5)
     assert (judged.verdict, judged.verdict.policy) == (Verdict(Action.RESTART, "restart 1"), "max-restarts")
 
@@ -70,7 +69,7 @@ def test_a_newer_checkpoint_in_the_log_is_progress() -> None:
     for event in older:
         event["fields"].pop("new_checkpoint", None)
     (judged,) = read_events(map(json.dumps, older))
-    assert not judged.new_checkpoint, "the event of an earlier release has no such field"
+    assert not judged.history.new_checkpoint, "the event of an earlier release has no such field"
 
 
 def test_a_window_slides_with_the_times_of_the_log() -> None:

@@ -13,7 +13,7 @@ import pytest
 from failures import failure, history, incident
 
 from elastic_core.incidents import Action, Failure, Incident
-from elastic_policies.torn_checkpoint import TornCheckpoint, judge
+from elastic_policies.exclusions import TornCheckpoint
 
 MISSING = "FileNotFoundError: [Errno 2] No such file or directory: 'trainer_state.json'"
 
@@ -44,7 +44,7 @@ def given(torn: Path, *, set_aside: bool = False) -> TornCheckpoint:
 
 
 def test_the_second_life_in_a_row_that_fails_to_load_it_ends_the_job_whatever_the_rank(torn: Path) -> None:
-    verdict = judge(newest(torn, rank=1), history(earlier(rank=0)), given(torn))
+    verdict = given(torn).judge(newest(torn, rank=1), history(earlier(rank=0)))
     assert verdict is not None
     assert verdict.action is Action.GIVE_UP
     assert not verdict.requeue
@@ -54,7 +54,7 @@ def test_the_second_life_in_a_row_that_fails_to_load_it_ends_the_job_whatever_th
 
 
 def test_it_is_set_aside_on_request_and_the_job_goes_on(torn: Path) -> None:
-    verdict = judge(newest(torn), history(earlier()), given(torn, set_aside=True))
+    verdict = given(torn, set_aside=True).judge(newest(torn), history(earlier()))
     assert verdict is not None
     assert verdict.action is Action.RESTART
     aside = torn.with_name("torn-checkpoint-15")
@@ -65,29 +65,27 @@ def test_it_is_set_aside_on_request_and_the_job_goes_on(torn: Path) -> None:
 
 def test_the_place_may_be_a_glob(torn: Path) -> None:
     beside = TornCheckpoint(2, str(torn.parent / "checkpoint-*"), set_aside=True)
-    verdict = judge(newest(torn), history(earlier()), beside)
+    verdict = beside.judge(newest(torn), history(earlier()))
     assert verdict is not None
     assert not torn.exists()
 
 
 def test_a_checkpoint_elsewhere_is_left_alone(torn: Path, tmp_path: Path) -> None:
     elsewhere = TornCheckpoint(2, str(tmp_path / "others" / "checkpoint-*"), set_aside=True)
-    assert judge(newest(torn), history(earlier()), elsewhere) is None
+    assert elsewhere.judge(newest(torn), history(earlier())) is None
     assert torn.exists()
 
 
 def test_without_a_checkpoint_path_it_is_only_told(torn: Path) -> None:
-    verdict = judge(newest(torn), history(earlier()), TornCheckpoint(2, "", set_aside=True))
+    verdict = TornCheckpoint(2, "", set_aside=True).judge(newest(torn), history(earlier()))
     assert verdict is not None
     assert verdict.action is Action.RESTART
     assert torn.exists()
 
 
 def test_a_checkpoint_that_this_host_does_not_have_is_only_told(torn: Path) -> None:
-    verdict = judge(
-        newest(torn.with_name("checkpoint-20"), exception="EOFError"),
-        history(earlier(checkpoint="checkpoint-20")),
-        given(torn),
+    verdict = given(torn).judge(
+        newest(torn.with_name("checkpoint-20"), exception="EOFError"), history(earlier(checkpoint="checkpoint-20"))
     )
     assert verdict is not None
     assert verdict.action is Action.RESTART
@@ -144,20 +142,20 @@ HEALTHY: Mapping[str, tuple[Callable[[Path], Incident], tuple[Failure, ...], dic
 @pytest.mark.parametrize("name", HEALTHY)
 def test_other_failures_touch_no_checkpoint(name: str, torn: Path) -> None:
     made, past, facts = HEALTHY[name]
-    assert judge(made(torn), history(*past, **facts), given(torn, set_aside=True)) is None
+    assert given(torn, set_aside=True).judge(made(torn), history(*past, **facts)) is None
     assert torn.exists()
 
 
 def test_a_checkpoint_that_each_life_fails_to_save_is_not_torn(torn: Path) -> None:
     (torn / "model.safetensors").write_bytes(b"new")  # by the life that failed just now
-    assert judge(newest(torn), history(earlier()), given(torn, set_aside=True)) is None
+    assert given(torn, set_aside=True).judge(newest(torn), history(earlier())) is None
     assert torn.exists()
 
 
 def test_a_second_checkpoint_in_a_row_is_not_set_aside(torn: Path) -> None:
     """A program that can load none of its checkpoints any more keeps all of them but one."""
     past = (earlier(9.0, checkpoint="checkpoint-20"), earlier(6.0, checkpoint="checkpoint-20"), earlier())
-    verdict = judge(newest(torn), history(*past), given(torn, set_aside=True))
+    verdict = given(torn, set_aside=True).judge(newest(torn), history(*past))
     assert verdict is not None
     assert verdict.action is Action.GIVE_UP
     assert "checkpoint-20 could not be loaded either" in verdict.reason
@@ -166,7 +164,7 @@ def test_a_second_checkpoint_in_a_row_is_not_set_aside(torn: Path) -> None:
 
 def test_two_torn_checkpoints_with_training_between_are_both_set_aside(torn: Path) -> None:
     past = (earlier(90.0, checkpoint="checkpoint-10"), earlier(80.0, checkpoint="checkpoint-10"), failure(9.0, step=15))
-    verdict = judge(newest(torn), history(*past, earlier()), given(torn, set_aside=True))
+    verdict = given(torn, set_aside=True).judge(newest(torn), history(*past, earlier()))
     assert verdict is not None
     assert verdict.action is Action.RESTART
 
@@ -174,7 +172,7 @@ def test_two_torn_checkpoints_with_training_between_are_both_set_aside(torn: Pat
 def test_one_that_is_torn_again_gets_another_name(torn: Path) -> None:
     for name in ("torn-checkpoint-15", "torn-checkpoint-15-2"):
         torn.with_name(name).mkdir()
-    verdict = judge(newest(torn), history(earlier()), given(torn, set_aside=True))
+    verdict = given(torn, set_aside=True).judge(newest(torn), history(earlier()))
     assert verdict is not None
     assert verdict.reason.endswith("torn-checkpoint-15-3")
     assert (torn.with_name("torn-checkpoint-15-3") / "model.safetensors").exists()
@@ -185,7 +183,7 @@ def test_nothing_is_lost_where_it_cannot_be_renamed(torn: Path, monkeypatch: pyt
         raise PermissionError("not permitted")
 
     monkeypatch.setattr(os, "rename", refuse)
-    verdict = judge(newest(torn), history(earlier()), given(torn, set_aside=True))
+    verdict = given(torn, set_aside=True).judge(newest(torn), history(earlier()))
     assert verdict is not None
     assert verdict.action is Action.GIVE_UP
     assert "cannot be set aside" in verdict.reason
@@ -194,12 +192,12 @@ def test_nothing_is_lost_where_it_cannot_be_renamed(torn: Path, monkeypatch: pyt
 
 def test_a_longer_row_is_wanted_where_the_user_says_so(torn: Path) -> None:
     patient = replace(given(torn), failures=3)
-    assert judge(newest(torn), history(earlier()), patient) is None
-    assert judge(newest(torn), history(earlier(6.0), earlier()), patient) is not None
+    assert patient.judge(newest(torn), history(earlier())) is None
+    assert patient.judge(newest(torn), history(earlier(6.0), earlier())) is not None
 
 
 def test_a_reader_that_says_in_words_that_a_file_is_cut_off_counts(torn: Path) -> None:
     cut = newest(torn, message="RuntimeError: PytorchStreamReader failed reading zip archive", exception="RuntimeError")
-    verdict = judge(cut, history(earlier(exception="RuntimeError")), given(torn))
+    verdict = given(torn).judge(cut, history(earlier(exception="RuntimeError")))
     assert verdict is not None
     assert verdict.action is Action.GIVE_UP

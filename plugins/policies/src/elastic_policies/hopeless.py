@@ -1,4 +1,6 @@
-"""The judgement that a job cannot succeed: one pure function, and the table of its rules.
+"""Policies against restarts that would fail again: a diverged training, a wrong program, a job without progress.
+
+``no_progress`` judges by these rules (:func:`find_proof`).
 
 A round that failed is *alike* another one if its failure has the same exception (without one: the same exit code) at
 the same line of the program, with the same message but for numbers, on whatever rank; or if both lost a peer, or a rank
@@ -30,13 +32,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
+from elastic_core.config import MAX_RESTARTS
+from elastic_core.config.parse import Wrong
 from elastic_core.exit_codes import describe_exit
-from elastic_core.incidents import PEER_LOST, Failure, FailureClass, History, Incident, is_same_step
-from elastic_core.protocol import as_record
-from elastic_policies.past import is_preemption
+from elastic_core.incidents import PEER_LOST, Action, Failure, FailureClass, History, Incident, Verdict, is_same_step
+from elastic_core.protocol import MAX_FAILURES, as_record
+from elastic_policies.durations import parse_count
+from elastic_policies.past import is_preemption, since_progress
 
+PROOF_ROUNDS = 5  # the fewest rounds at one step that end a job whose failures come from outside the program
 Judged: TypeAlias = tuple[Failure, bool]  # a round that failed, and whether it progressed
 
 OUTSIDE = frozenset({FailureClass.INFRASTRUCTURE, FailureClass.PEER})
@@ -47,15 +53,87 @@ PEER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """The proof that a job cannot succeed: the number of rounds in a row that ended alike, and a text about them."""
+class NanLoss:
+    """A training that has diverged is not restarted, since it would diverge again."""
 
-    rounds: int
-    why: str
+    NAME: ClassVar = "nan_loss"
+    FORM: ClassVar = "stop"
+
+    @classmethod
+    def parse(cls, text: str) -> NanLoss:
+        """Return the policy for ``stop``, the only way; raise Wrong for another text."""
+        if text != cls.FORM:
+            raise Wrong(f"has {text!r} where {cls.FORM!r} is wanted")
+        return cls()
+
+    def judge(self, incident: Incident, history: History) -> Verdict | None:
+        """Give up if the reported loss was not a number."""
+        if incident.exception.rpartition(".")[2] != "NanLoss":
+            return None
+        return Verdict(Action.GIVE_UP, "the loss is not a number, and a restart would repeat it (nan_loss)")
 
 
-def find_proof(incident: Incident, history: History, few: int, many: int, *, limit_given: bool) -> Proof | None:
-    """Return the proof that a job cannot succeed; None if it may.
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """A program that is wrong is not restarted again and again."""
+
+    NAME: ClassVar = "classification"
+    FORM: ClassVar = "N, such as 2: the job ends at the N-th equal failure of the class 'script'"
+    most: int
+
+    @classmethod
+    def parse(cls, text: str) -> Classification:
+        """Return the policy for a number of equal failures; raise Wrong for another text."""
+        return cls(parse_count(text, least=1, most=MAX_FAILURES))
+
+    def judge(self, incident: Incident, history: History) -> Verdict | None:
+        """Give up at the N-th equal failure of the program itself: syntax, names, types, shapes, misuse of CUDA."""
+        if incident.failure_class is not FailureClass.SCRIPT:
+            return None
+        alike = as_record(incident).signature
+        equal = 1 + sum(failure.signature == alike for failure in since_progress(history, incident))
+        if equal < self.most:
+            return None
+        what, times = incident.exception or "the failure", "" if equal == 1 else f", {equal} times"
+        return Verdict(Action.GIVE_UP, f"{what} is an error of the program (classification={self.most}){times}")
+
+
+@dataclass(frozen=True, slots=True)
+class NoProgress:
+    """The job ends after ``few`` equal failures in a row, or ``many`` where the user has given a number of restarts."""
+
+    NAME: ClassVar = "no_progress"
+    FORM: ClassVar = (
+        "N or N/M, such as 3/5: N equal failures in a row without progress end the job, or M where a limit was given"
+    )
+    few: int
+    many: int | None = None  # None if a given number makes no difference
+
+    @classmethod
+    def parse(cls, text: str) -> NoProgress:
+        """Return the policy for ``3`` or ``3/5``; raise Wrong for another text."""
+        few, slash, many = text.partition("/")
+        found = parse_count(few, least=2, most=MAX_FAILURES)
+        return cls(found, parse_count(many, least=found, most=MAX_FAILURES) if slash else None)
+
+    def judge(self, incident: Incident, history: History) -> Verdict | None:
+        """Give up if the failures in a row prove that the job cannot succeed.
+
+        A job that ends so is not worth requeueing, whatever the failure: another run would end at the same point. A
+        ``--max_restarts`` of 3 is the default, so it counts as not given; its fourth failure ends the job anyway.
+        """
+        limit_given = self.many is not None and history.max_restarts != MAX_RESTARTS
+        many = self.many or max(self.few, PROOF_ROUNDS)
+        if (proof := find_proof(incident, history, self.few, many, limit_given=limit_given)) is None:
+            return None
+        rounds, why = proof
+        return Verdict(Action.GIVE_UP, f"{why} (no_progress={rounds})")
+
+
+def find_proof(
+    incident: Incident, history: History, few: int, many: int, *, limit_given: bool
+) -> tuple[int, str] | None:
+    """Return the number of rounds in a row that prove that a job cannot succeed, and why; None if it may.
 
     ``few`` rounds prove it where the user has given no number of restarts, ``many`` where the user has, or where
     the cause is mostly outside the program.
@@ -99,7 +177,6 @@ def _alike_in_a_row(rounds: Sequence[Failure]) -> list[Judged]:
 
 
 def _find_progress(rounds: Sequence[Failure]) -> Iterator[bool]:
-    """Yield of each round whether it progressed."""
     newest = 0
     for failure in rounds:
         step = failure.step or 0
@@ -127,11 +204,11 @@ def _span(rounds: Sequence[Judged]) -> str:
     return f"{min(steps)}" if min(steps) == max(steps) else f"{min(steps)} to {max(steps)}"
 
 
-def _proof(incident: Incident, rounds: Sequence[Judged], lack: str) -> Proof:
+def _proof(incident: Incident, rounds: Sequence[Judged], lack: str) -> tuple[int, str]:
     hosts = {failure.host for failure, _ in rounds}
     where = f" on {len(hosts)} hosts" if len(hosts) > 1 else ""
     what = _describe(incident, rounds[-1][0])
-    return Proof(len(rounds), f"{what} in {len(rounds)} rounds in a row{where}, {lack}")
+    return len(rounds), f"{what} in {len(rounds)} rounds in a row{where}, {lack}"
 
 
 def _describe(incident: Incident, failure: Failure) -> str:

@@ -383,14 +383,8 @@ _BY_EXCEPTION: Mapping[str, FailureClass] = {
 _BY_SIGNAL: Mapping[int, FailureClass] = {
     signal.SIGKILL: FailureClass.INFRASTRUCTURE,  # mostly the out-of-memory killer
     signal.SIGBUS: FailureClass.INFRASTRUCTURE,  # mostly a full /dev/shm
-    signal.SIGTERM: FailureClass.PREEMPTION,
-    signal.SIGUSR1: FailureClass.PREEMPTION,
-    signal.SIGUSR2: FailureClass.PREEMPTION,
-    signal.SIGXCPU: FailureClass.PREEMPTION,
-    signal.SIGABRT: FailureClass.FRAMEWORK,
-    signal.SIGFPE: FailureClass.FRAMEWORK,
-    signal.SIGILL: FailureClass.FRAMEWORK,
-    signal.SIGSEGV: FailureClass.FRAMEWORK,
+    **dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU), FailureClass.PREEMPTION),
+    **dict.fromkeys((signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV), FailureClass.FRAMEWORK),
 }
 """The class of a signal that ended a worker, where no text tells more."""
 _SHELL_SIGNAL_BASE = 128

@@ -8,16 +8,6 @@ from elastic_core.incidents import Failure, FailureClass, History, Incident
 from elastic_core.protocol import as_record
 
 
-def failed_alike(failure: Failure, incident: Incident) -> bool:
-    """Return True if the exception, its place and its message without numbers are the same, on whatever rank."""
-    return failure.signature == as_record(incident).signature
-
-
-def is_same_host(failure: Failure, incident: Incident) -> bool:
-    """Return True if the hosts are the same, by name."""
-    return failure.host == as_record(incident).host
-
-
 def within(history: History, seconds: float) -> list[Failure]:
     """Return the failures of the last so many seconds, oldest first."""
     return [failure for failure in history.failures if failure.seconds_ago <= seconds]

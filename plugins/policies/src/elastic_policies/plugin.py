@@ -7,15 +7,12 @@ start where there is none: neither the start of a job nor its recovery nor the j
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_core import hookimpl
-
-if TYPE_CHECKING:
-    from elastic_core.config import RunConfig
-    from elastic_core.events import Event
-    from elastic_core.incidents import Explanation, History, Incident, Verdict
-
+from elastic_core.config import RunConfig
+from elastic_core.events import Event
+from elastic_core.incidents import Explanation, History, Incident, IncidentKind, Verdict
 
 PREPARE_AFTER: Mapping[str, float] = {"workers_started": 3.0, "initialized": 0.1}
 """The events that lead to the preparation, each once, and after how many seconds. The first step has the CPUs then."""
@@ -48,8 +45,6 @@ class FailurePolicies:
 
     def _prepare(self) -> None:
         """Import what the first failure needs, and compile its patterns."""
-        from elastic_core.incidents import History, Incident, IncidentKind
-
         example = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="", host="", message="Error: example")
         self.elastic_explain_failure(example, "")
         self.elastic_judge_failure(example, History(restarts=0, max_restarts=0, rounds_without_progress=0))
@@ -70,7 +65,7 @@ class FailurePolicies:
 
     def _parse(self) -> dict[str, Any]:
         if self._policies is None:
-            from elastic_policies.options import parse_policies
+            from elastic_policies.composition import parse_policies
 
             self._policies = parse_policies(self._text, self._config)
         return self._policies

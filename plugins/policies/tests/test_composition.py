@@ -6,13 +6,11 @@ import pytest
 
 from elastic_core.config.parse import Wrong
 from elastic_core.errors import UsageError
-from elastic_policies.backoff import Backoff
-from elastic_policies.budget import Budget, parse as parse_budget
+from elastic_policies.composition import DEFAULTS, POLICIES, parse_policies
 from elastic_policies.durations import format_duration, parse_duration
-from elastic_policies.no_progress import NoProgress
-from elastic_policies.options import DEFAULTS, POLICIES, parse_policies
-from elastic_policies.quarantine import Quarantine
-from elastic_policies.torn_checkpoint import TornCheckpoint
+from elastic_policies.exclusions import Quarantine, TornCheckpoint
+from elastic_policies.hopeless import NanLoss, NoProgress
+from elastic_policies.restarts import Backoff, Budget, Preemptions
 
 BUDGET_FORM = "Write budget=N/DURATION, N/progress, N/checkpoint or N/Msteps, such as 10/1h or 3/1000steps; budget=off"
 
@@ -33,25 +31,25 @@ def test_other_texts_are_no_durations(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["3/1h", "3/progress", "3/checkpoint", "3/1000steps", "0/1steps"])
 def test_a_budget_is_written_as_it_is_read(text: str) -> None:
-    assert str(parse_budget(text)) == text
+    assert str(Budget.parse(text)) == text
 
 
 def test_the_defaults_and_what_the_text_changes() -> None:
     quarantine = Quarantine(3, 3600.0, 1800.0)
     assert parse_policies("") == parse_policies(DEFAULTS)
     assert parse_policies("") == {
-        "nan_loss": "stop",
+        "nan_loss": NanLoss(),
         "torn_checkpoint": TornCheckpoint(2),
         "no_progress": NoProgress(3, 5),
         "quarantine": quarantine,
     }
     text = " budget = 10/1h, no_progress=2,quarantine=off , backoff=1s..60s,preemptions=20/1h"
     assert parse_policies(text) == {
-        "nan_loss": "stop",
+        "nan_loss": NanLoss(),
         "torn_checkpoint": TornCheckpoint(2),
         "no_progress": NoProgress(2),
         "budget": Budget(restarts=10, window=3600.0),
-        "preemptions": Budget(restarts=20, window=3600.0),
+        "preemptions": Preemptions(20, 3600.0),
         "backoff": Backoff(1.0, 60.0),
     }
     assert parse_policies(",".join(f"{name}=off" for name in POLICIES)) == {}
