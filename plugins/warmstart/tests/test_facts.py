@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic_warmstart.checks import DEVICE, command, find_shadowed, hideable, search_path, tasks
 from elastic_warmstart.child import fork
-from elastic_warmstart.facts import DEVICE, command, find_shadowed, hideable, search_path, tasks
 
 
 @pytest.fixture

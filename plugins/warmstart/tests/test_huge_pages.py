@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import mmap
 
-from elastic_warmstart.huge_pages import LARGE, collapse
+from elastic_warmstart.process import LARGE, collapse
 
 
 def test_memory_is_the_same_after_it_was_put_into_large_pages() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_warmstart import import_record as module
-from elastic_warmstart.import_record import Record
+from elastic_warmstart import learned_imports as module
+from elastic_warmstart.learned_imports import Record
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_program_may_put_another_mapping_in_the_place_of_the_environment(
 
 
 def test_a_program_may_ask_all_finders_by_itself() -> None:
-    program = "import sys\nfrom elastic_warmstart.import_record import Record\nfound = Record()\nfound.begin()\n"
+    program = "import sys\nfrom elastic_warmstart.learned_imports import Record\nfound = Record()\nfound.begin()\n"
     program += "assert sys.meta_path[0].find_spec('nothing', None) is None and found.names() == []"
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -12,8 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from elastic_warmstart.import_record import Record
-from elastic_warmstart.learned_imports import Learned, Learning
+from elastic_warmstart.learned_imports import Learned, Learning, Record
 from elastic_warmstart.library_modules import find, is_library, own_names
 
 MODULES = {
@@ -55,13 +54,13 @@ MODULES = {
 DRIVER = """
 import json, locale, os, select, sys, tempfile
 from elastic_core.warden.linux import become_subreaper
-from elastic_warmstart import learned_imports, library_modules, trial_fork
+from elastic_warmstart import learned_imports, library_modules
 become_subreaper()
 library, program = sys.argv[1:3]
 sys.path[:0] = [library, program]
 roots = (*library_modules.library_roots(), os.path.realpath(library))
-library_modules.library_roots = trial_fork.library_roots = lambda: roots
-trial_fork.UNIT_WITHIN, learned_imports.MEMORY_MAX = 5.0, 32 << 20
+library_modules.library_roots = learned_imports.library_roots = lambda: roots
+learned_imports.UNIT_WITHIN, learned_imports.MEMORY_MAX = 5.0, 32 << 20
 locale.setlocale(locale.LC_ALL, "C.UTF-8")
 epoll = select.epoll()
 class Given:
@@ -117,7 +116,7 @@ def test_only_what_forks_can_share_is_imported(tmp_path: Path) -> None:
         "makes_files": refused["makes_files"],
         "polls": "it leaves anon_inode:[eventpoll] open",
         "daemonizes": "it leaves a process behind",
-        "large": "with it, all that is imported would take more than 512 MiB",
+        "large": "with it, all that is imported would take more than 32 MiB",
         "crashes": "a process that imported it was killed by SIGKILL",
         "hangs": "its import did not end in time",
         "threads": "the preloaded process has 2 threads, which a fork does not get (MainThread, other)",

@@ -59,7 +59,7 @@ def test_random_states_and_keys_are_made_anew_and_nothing_is_imported_for_it(mon
 
 def test_every_openblas_that_is_loaded_gets_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
-    monkeypatch.setattr(libraries, "_mapped", lambda pattern: ["a", "b"])
+    monkeypatch.setattr(libraries, "_mapped_openblas", lambda: ["a", "b"])
     monkeypatch.setattr(libraries, "_setter", lambda path: None if path == "b" else given.append)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     found = Libraries()

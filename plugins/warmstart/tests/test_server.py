@@ -35,7 +35,7 @@ from elastic_core.warden.messages import (
     StopCompleted,
 )
 from elastic_core.worker.channel import KIND
-from elastic_warmstart.huge_pages import LARGE, collapse
+from elastic_warmstart.process import LARGE, collapse
 from elastic_warmstart.starter import fork_server
 
 HUNDRED_YEARS = 3e9

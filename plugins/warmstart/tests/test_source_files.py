@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_warmstart.source_files import Sources
+from elastic_warmstart.library_modules import Sources
 
 
 def replaced(path: Path) -> None:

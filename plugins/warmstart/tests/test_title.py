@@ -8,7 +8,7 @@ import sys
 
 SCRIPT = """
 import sys
-from elastic_warmstart.title import ForkTitle
+from elastic_warmstart.process import ForkTitle
 def shown():
     return [open(f"/proc/self/{name}").read() for name in ("comm", "cmdline")]
 before = shown()
@@ -38,7 +38,7 @@ def test_a_fork_server_is_no_worker_to_who_looks_and_a_fork_of_it_is() -> None:
 
 ENVIRONMENT = """
 import os
-from elastic_warmstart.title import ForkTitle
+from elastic_warmstart.process import ForkTitle
 def shown():
     return open("/proc/self/environ", "rb").read().rstrip(b"\\0").split(b"\\0")
 given = dict(os.environ)

@@ -81,7 +81,7 @@ def paths(main: Any) -> dict[str, Any]:
         "finders": [
             repr(finder)
             for finder in sys.meta_path
-            if type(finder).__module__ not in ("elastic_core", "elastic_warmstart.import_record")
+            if type(finder).__module__ not in ("elastic_core", "elastic_warmstart.learned_imports")
         ],
         "hooks": [getattr(hook, "__qualname__", repr(hook)) for hook in sys.path_hooks],
         "pycache_prefix": sys.pycache_prefix,

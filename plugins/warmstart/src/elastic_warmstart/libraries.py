@@ -1,4 +1,4 @@
-"""State that libraries set up when they are imported, and a fork would share: random states, threads, keys.
+"""State that libraries set up when they are imported, and a fork would share, and the probe of torch's process group.
 
 Libraries that are not imported are not touched, and no library is imported here.
 """
@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
 from typing import Any
 
 WHILE_IMPORTING = {
@@ -47,7 +48,7 @@ class Libraries:
     """Functions of libraries that were found in the fork server, so that its forks need not look for them."""
 
     def __init__(self) -> None:
-        self._blas = [setter for path in _mapped(_OPENBLAS) if (setter := _setter(path)) is not None]
+        self._blas = [setter for path in _mapped_openblas() if (setter := _setter(path)) is not None]
 
     def renew(self, environment: Mapping[str, str]) -> None:
         """In a worker: set libraries as an import in this environment would. :mod:`random` does so by itself."""
@@ -80,10 +81,9 @@ def openblas_threads(environment: Mapping[str, str], cpus: int) -> int:
     return cpus
 
 
-def _mapped(pattern: re.Pattern[str]) -> list[str]:
-    """Return the mapped files of this process."""
+def _mapped_openblas() -> list[str]:
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-        return sorted({found[0] for line in file if (found := pattern.search(line.rstrip("\n")))})
+        return sorted({found[0] for line in file if (found := _OPENBLAS.search(line.rstrip("\n")))})
 
 
 def _setter(path: str) -> Callable[[int], Any] | None:
@@ -92,3 +92,45 @@ def _setter(path: str) -> Callable[[int], Any] | None:
     except OSError:
         return None
     return next((found for name in _SETTERS if (found := getattr(library, name, None)) is not None), None)
+
+
+COUNTER_HOME, COUNTER = "torch.distributed.c10d_logger", "_WaitCounter"
+"""The module and the name of the counter's class, as the decorator finds it. A torch without it is not watched."""
+COUNTED_CALL = "pytorch.wait_counter.c10d.init_process_group"
+
+
+def watch_process_group(tell: Callable[[], object]) -> None:
+    """Call ``tell`` once, as soon as a call of ``init_process_group`` has succeeded. Without torch nothing happens."""
+    home = sys.modules.get(COUNTER_HOME)
+    make = getattr(home, COUNTER, None)
+    if make is None:
+        return
+
+    def on_success() -> None:
+        setattr(home, COUNTER, make)
+        tell()
+
+    def make_watched(name: str) -> Any:
+        return _Counter(make(name), on_success) if name == COUNTED_CALL else make(name)
+
+    setattr(home, COUNTER, make_watched)
+
+
+class _Counter:
+    """torch's counter and its guard; calls ``on_success`` when the guard is left without an exception."""
+
+    def __init__(self, counter: Any, on_success: Callable[[], None]) -> None:
+        self._guard: Any = counter.guard()
+        self._on_success = on_success
+
+    def guard(self) -> _Counter:
+        """Return the context manager of the call."""
+        return self
+
+    def __enter__(self) -> None:
+        self._guard.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._guard.__exit__(kind, error, at)
+        if kind is None:
+            self._on_success()

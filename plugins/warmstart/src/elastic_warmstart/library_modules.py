@@ -1,4 +1,4 @@
-"""Which modules may be imported on behalf of all workers: those of libraries, and none of the program's."""
+"""Modules of libraries, which alone may be imported on behalf of all workers, and changes of imported files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Collection, Iterable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeAlias
 
 OURS = ("elastic_core", "elastic_torch", "elastic_warmstart")
 """Packages with state of one worker; a program that imports them gets them anew."""
@@ -74,12 +77,6 @@ def find(name: str) -> importlib.machinery.ModuleSpec | None:
         return None
 
 
-def outside_libraries(names: Iterable[str], roots: Collection[str]) -> list[str]:
-    """Return the modules, out of these imported ones, that do not lie under the libraries' ``roots``."""
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
-    return [name for name, file in files.items() if isinstance(file, str) and not is_library([file], roots)]
-
-
 @functools.cache
 def library_roots() -> list[str]:
     """Return the directories of the standard library and of installed ones; editable ones lie elsewhere."""
@@ -95,3 +92,66 @@ def import_shareable(name: str, own: Collection[str]) -> bool:
         except BaseException:  # it needs something that is missing here; the worker imports it itself
             return False
     return name in sys.modules
+
+
+Stamp: TypeAlias = "tuple[int, int, int] | None"
+"""(inode, size, time of the last change in nanoseconds) of a file or folder; None where there is none."""
+
+LOOK_MAX_SECONDS = 0.1  # for one search; it takes one or two milliseconds, and more on a network file system
+
+
+class Sources:
+    """The files of imported modules, as they were when they were recorded.
+
+    There are thousands, and a look at each would take as long as a fork. So of installed libraries it looks at the
+    folders, and at the files of a changed folder, as pip and most editors change it. A file written in place is missed.
+    """
+
+    def __init__(self, roots: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._roots = tuple(root + os.sep for root in roots)
+        self._folders: dict[str, Stamp] = {}
+        self._files: dict[str, dict[str, Stamp]] = defaultdict(dict)
+
+    def record(self) -> None:
+        """Record the modules that were imported since the last call."""
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__file__", None)
+            if isinstance(path, str) and os.path.isabs(path):
+                folder = os.path.dirname(path)
+                if path not in self._files[folder]:
+                    self._files[folder][path] = _stamp(path)
+                if folder.startswith(self._roots):
+                    self._folders.setdefault(folder, _stamp(folder))
+
+    def find_changed(self) -> str | None:
+        """Return a file that has changed; None if none was found within ``LOOK_MAX_SECONDS``.
+
+        The outermost folders come first, since an upgrade changes those.
+        """
+        deadline = self._clock() + LOOK_MAX_SECONDS
+        for folder, files in sorted(self._files.items(), key=lambda item: len(item[0])):
+            if self._clock() > deadline:
+                break
+            now = _stamp(folder) if folder in self._folders else None
+            if now is not None and now == self._folders[folder]:
+                continue
+            for path, before in files.items():
+                if _stamp(path) != before:
+                    return path
+            if now is not None:
+                self._folders[folder] = now
+        return None
+
+
+def _stamp(path: str) -> Stamp:
+    """Return the stamp of a path, or of the archive that it leads into."""
+    while True:
+        try:
+            found = os.stat(path)
+        except NotADirectoryError:
+            path = os.path.dirname(path)
+        except OSError:
+            return None
+        else:
+            return found.st_ino, found.st_size, found.st_mtime_ns

@@ -23,15 +23,12 @@ from typing import Any, NoReturn, TypeAlias
 
 from elastic_core.warden import NOTHING_NEW, Channel, Message, close_all, die_once_adopted, ignore_requests_to_end
 from elastic_core.worker import INITIALIZED, FailureRecorder, ignore_requests_at_exit, report
-from elastic_warmstart import child, huge_pages, init_probe, libraries
-from elastic_warmstart.checks import Wanted, describe_threads, describe_unfitness, objection
-from elastic_warmstart.facts import Observer
-from elastic_warmstart.import_record import Record
-from elastic_warmstart.learned_imports import Learned, Learning
+from elastic_warmstart import child, libraries
+from elastic_warmstart.checks import Observer, Wanted, beside_main, describe_unfitness, objection, tasks
+from elastic_warmstart.learned_imports import Learned, Learning, Record
 from elastic_warmstart.libraries import Libraries
-from elastic_warmstart.library_modules import library_roots
-from elastic_warmstart.source_files import Sources
-from elastic_warmstart.title import ForkTitle
+from elastic_warmstart.library_modules import Sources, library_roots
+from elastic_warmstart.process import ForkTitle, collapse
 
 _IMPORT_FILES = (__file__, importlib.__file__, "<frozen importlib")
 """Files whose frames come before those of a module that is being imported."""
@@ -83,7 +80,7 @@ class _ForkServer:
         while not self._serve(requests):
             while not (collapsed or poll.poll(IDLE_SECONDS * 1000)):  # workers just forked should have the CPUs
                 self._sources.record()
-                collapsed = huge_pages.collapse(lambda: bool(poll.poll(0)))
+                collapsed = collapse(lambda: bool(poll.poll(0)))
             requests = _wait(self._channel)
 
     def _serve(self, requests: Requests) -> bool:
@@ -133,7 +130,7 @@ class _ForkServer:
                 return NOTHING_NEW
             return describe_unfitness(self._observer.facts())
         if request["kind"] == "SERVICE":
-            return describe_threads(self._observer.facts())
+            return beside_main(tasks())
         if changed is not None:
             return f"{changed} has changed since it was imported"
         cpus, directory = request["cpus"], request["cwd"]
@@ -220,7 +217,7 @@ class _ForkServer:
         self._libraries.renew(os.environ)
         self._recorder.watch()
         if "control" in given:
-            init_probe.watch(lambda: report(INITIALIZED))
+            libraries.watch_process_group(lambda: report(INITIALIZED))
         return libraries.objection()
 
 
