@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from elastic_hangs.command import describe
 from elastic_hangs.judgement import Report
-from elastic_hangs.request import Located
+from elastic_hangs.lookup import Located, describe
 
 REPORT = Report(round=2, why="by hand", report="rank 1 is in f (train.py:3)\nrank 0 is in g (train.py:4)")
 

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_core.cli.job_store import NoStoreError
 from elastic_core.errors import UsageError
-from elastic_hangs.local_ranks import LocalProcess, locate_local, workers_of
+from elastic_hangs.lookup import LocalProcess, locate_local, workers_of
 
 
 def process(pid: int, *, rank: int, uid: str = "a", number: int = 1, started: int = 0) -> LocalProcess:

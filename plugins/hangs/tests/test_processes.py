@@ -11,7 +11,7 @@ import pytest
 from wardens import wait_until
 
 from elastic_core.warden import run_nanoseconds
-from elastic_hangs.processes import bytes_written, thread_nanoseconds, used_by_trees
+from elastic_hangs.watch import bytes_written, thread_nanoseconds, uses_of
 
 BUSY = """
 import threading
@@ -57,7 +57,7 @@ def test_a_process_that_waits_in_the_kernel_uninterruptibly_is_counted() -> None
     text = f"import ctypes, time; ctypes.PyDLL(None).syscall({clone}, {vfork}, 0, 0, 0, 0) or time.sleep(100)"
     with subprocess.Popen([sys.executable, "-c", text], start_new_session=True) as process:
         try:
-            assert wait_until(lambda: used_by_trees([process.pid])[process.pid][-1] == 1)
-            assert used_by_trees([os.getpid()])[os.getpid()][-1] >= 1
+            assert wait_until(lambda: uses_of([process.pid])[process.pid].blocked == 1)
+            assert uses_of([os.getpid()])[os.getpid()].blocked >= 1
         finally:
             os.killpg(process.pid, signal.SIGKILL)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_hangs.py_spy import PySpy, as_text
-from elastic_hangs.stacks import collect, main_stack
+from elastic_hangs.stacks import PySpy, as_text, collect, main_stack
 
 DUMP = [
     {

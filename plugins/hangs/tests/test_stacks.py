@@ -21,9 +21,8 @@ from elastic_core.warden.linux import descendants
 from elastic_core.warden.spawn import prepare_worker
 from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 from elastic_hangs import stacks
-from elastic_hangs.processes import pauses
 from elastic_hangs.stacks import LocalRank, ProcessStacks, Wanted, collect, locate, main_stack
-from elastic_hangs.watch import uses_of
+from elastic_hangs.watch import pauses, uses_of
 
 HANGS = {
     "a queue": ("import queue\nprint('ready', flush=True)\nqueue.Queue().get()", r"in get \(queue.py:\d+\) > wait"),

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from elastic_core.cli import STORE_FLAGS, FlagCommand, NoStoreError, open_store
 from elastic_core.exit_codes import ExitCode
 
-if TYPE_CHECKING:
-    from elastic_hangs.request import Located
-
 
 def stacks(*, job: str | None, full: bool, **given: Any) -> int:
     """Ask all nodes, or look on this host if the job has no store; print where ranks are, and return the exit code."""
-    from elastic_hangs.request import ask  # not for --help
+    from elastic_hangs.lookup import ask, describe, locate_local  # not for --help
 
     if job is not None:
         given["rdzv_id"] = job
     try:
         with open_store(given) as (store, job_id):
-            found, note = ask(store, job_id, full=full), ""
+            found = ask(store, job_id, full=full)
     except NoStoreError as exc:
-        from elastic_hangs.local_ranks import locate_local
-
-        found, note = locate_local(exc.job or given["rdzv_id"], exc, full=full)
-    click.echo("\n".join([*describe(found, full=full), *filter(None, [note])]))
+        found = locate_local(exc.job or given["rdzv_id"], exc, full=full)
+    click.echo("\n".join(describe(found, full=full)))
     return int(ExitCode.SUCCESS)
-
-
-def describe(found: Located, *, full: bool) -> Iterator[str]:
-    """Yield the lines for people."""
-    from elastic_hangs.judgement import describe_hang
-
-    yield describe_hang(found.report)
-    for rank, text in found.texts.items():
-        yield f"\nrank {rank}"
-        yield from (f"  {line}" for line in text.rstrip().splitlines())
-    if full and not found.texts:
-        yield "\nThe whole stacks did not arrive: no node has answered in time."
 
 
 command = FlagCommand(

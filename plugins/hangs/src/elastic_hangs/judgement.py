@@ -5,7 +5,7 @@ All of it is pure. The leader's node makes the report of all answers (``sum_up``
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -225,7 +225,9 @@ def _judge(
     behind = {rank: at for rank, at in behind.items() if step is not None and at < step and draft.window and not still}
     if behind:  # these hang while the others go on to newer steps
         step, suspect = min((at, rank) for rank, at in behind.items())
-        text, hang = _fit_lines(_describe_behind(behind, places)), True
+        order = _by_suspicion({rank: places.get(rank, "among the places left out") for rank in behind})
+        lines = [f"{_describe(where, same)}, while other ranks go on to newer steps" for where, same in order]
+        text, hang = _fit_lines(lines), True
     else:
         text, suspect = _fit_lines([*summarize(places, requested=not draft.window), *late]), culprit(answers, places)
         hang = draft.window > 0 and complete and is_hang(answers, last, places)
@@ -241,11 +243,6 @@ def _judge(
         culprit=suspect,
         step=step,
     )
-
-
-def _describe_behind(ranks: Collection[int], places: Mapping[int, str]) -> list[str]:
-    order = _by_suspicion({rank: places.get(rank, "among the places left out") for rank in ranks})
-    return [f"{_describe(where, same)}, while other ranks go on to newer steps" for where, same in order]
 
 
 def culprit(answers: Iterable[LocalStacks], places: Mapping[int, str]) -> int:

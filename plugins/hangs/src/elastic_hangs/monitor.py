@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_core import hookimpl
+from elastic_core.config import RunConfig
 from elastic_core.events import Event, Field, Level, describe_duration
 from elastic_core.monitors import RunningRound
 from elastic_core.questions import AskedQuestion, NodeAnswer
@@ -34,12 +35,8 @@ from elastic_hangs.judgement import (
     next_question_at,
     sum_up,
 )
-from elastic_hangs.py_spy import PySpy
-from elastic_hangs.stacks import Wanted
+from elastic_hangs.stacks import PySpy, Wanted
 from elastic_hangs.watch import HangWatch, hang_check_interval
-
-if TYPE_CHECKING:
-    from elastic_core.config import RunConfig
 
 NOTE = "no progress"  # the name of the note that ``elastic status`` shows
 
@@ -80,10 +77,18 @@ class HangMonitor:
 
 
 class WatchedRound:
-    """One round. ``watch`` is None where hangs are not looked for; ``ends_ranks`` as ``--hang_timeout`` wants it."""
+    """One round. ``watch`` is None where hangs are not looked for; ``ends_ranks`` as ``--hang_timeout`` wants it.
+
+    ``locate`` finds out where ranks are: it takes what is wanted, the ranks, and the newest step.
+    """
 
     def __init__(
-        self, round: RunningRound, watch: HangWatch | None, locate: stacks.Answer, *, ends_ranks: bool = False
+        self,
+        round: RunningRound,
+        watch: HangWatch | None,
+        locate: Callable[..., LocalStacks],
+        *,
+        ends_ranks: bool = False,
     ) -> None:
         self._round, self._watch, self._locate, self._ends_ranks = round, watch, locate, ends_ranks
         self._lock = threading.Lock()  # for what changes when the workers are looked at
@@ -129,7 +134,11 @@ class WatchedRound:
             if self._asks and not seconds:
                 self._asks = False
                 self._round.ask(HANG, None)
-            elif seconds and not self._asks and time.monotonic() >= self._may_ask_at(seconds):
+            elif (
+                seconds
+                and not self._asks
+                and (self._last_at is None or time.monotonic() >= next_question_at(self._last, self._last_at, seconds))
+            ):
                 self._asks = True
                 self._round.ask(HANG, {"window": seconds})
 
@@ -173,9 +182,6 @@ class WatchedRound:
         where = found.report.partition("\n")[0].rstrip(":")
         message = f"no progress for {found.window:g} s; {where}"
         self._round.fail(found.culprit, message, name="Hang", kill=True)
-
-    def _may_ask_at(self, window: float) -> float:
-        return 0.0 if self._last_at is None else next_question_at(self._last, self._last_at, window)
 
     def _publish(self, value: Any) -> None:
         if value is not None:

@@ -5,19 +5,25 @@ one only to a process that has a handler for it and the file. The handler in C r
 lock, so a thread that runs Python code would risk to crash: it is asked by the handler in Python. Only a main thread
 that does not run, or has run for a while without calling that handler, is asked by the one in C.
 
-Of any other process, and of one that does not answer, ``py-spy`` tells the stacks where it is installed
-(``py_spy.py``), and the kernel its state and where in the kernel it waits.
+Of any other process, and of one that does not answer (not prepared, or the kernel lets it run too seldom), ``py-spy``
+tells the stacks where it is installed, and the kernel its state and where in the kernel it waits. ``--nonblocking``
+reads its memory without pausing it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shutil
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from elastic_core.agent import Frame, parse_frames
 from elastic_core.monitors import WorkerView
@@ -33,9 +39,7 @@ from elastic_hangs.judgement import (
     LocalStacks,
     waits_for_peers,
 )
-from elastic_hangs.processes import is_in_call_that_ends, pauses, thread_nanoseconds
-from elastic_hangs.py_spy import PySpy
-from elastic_hangs.watch import HangWatch, Use, uses_of
+from elastic_hangs.watch import HangWatch, Use, is_in_call_that_ends, pauses, thread_nanoseconds, uses_of
 
 ANSWER_SECONDS = 1.0  # a process that is not stopped writes its stacks within milliseconds
 BRIEF_SECONDS = 0.3  # the same for one that is about to be stopped
@@ -46,6 +50,10 @@ _STILL_SECONDS = 0.02  # a main thread waits if it does not run for so long
 _NATIVE_NANOSECONDS = 30_000_000  # a main thread that has run for so long without calling the handler is in native code
 _QUIET_SECONDS = 0.05  # stacks are complete when nothing more of them comes for so long
 _STACKS_MAX_BYTES = 1 << 18  # of one process
+PY_SPY_SECONDS = 2.0  # for all processes together
+PY_SPY_PROCESSES = 16  # that are read at the same time, the others not at all
+COMMAND = "py-spy"
+_DENIED = "ermission"  # py-spy's error has this part of a word when it may not read another process's memory
 _STATES: Mapping[str, str] = {
     "R": "running in native code",
     "S": "sleeping",
@@ -54,6 +62,8 @@ _STATES: Mapping[str, str] = {
     "t": "stopped by a debugger",
     "Z": "a zombie: it has ended and was not waited for",
 }
+_MACHINERY = frozenset({"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"})
+"""Functions that only call another one."""
 _THREAD = re.compile(
     r"^(Stack|(?:Current thread|Thread)(?= 0x[0-9a-f]))(?: .*)? \(most recent call first\):$", re.MULTILINE
 )
@@ -227,10 +237,6 @@ class LocalRank:
         return cls(rank, pid, finished, watch.quiet.get(pid or 0), watch.prints(rank), watch.silent.get(rank))
 
 
-Answer: TypeAlias = "Callable[[Wanted, Sequence[LocalRank], int | None], LocalStacks]"
-"""Finds out where ranks are: takes what is wanted, the ranks, and the newest step."""
-
-
 def locate(wanted: Wanted, ranks: Sequence[LocalRank], step: int | None, *, spy: PySpy | None = None) -> LocalStacks:
     """Find out where these ranks are, and, if that is wanted, whether they move, which takes about a second more.
 
@@ -275,10 +281,6 @@ def locate(wanted: Wanted, ranks: Sequence[LocalRank], step: int | None, *, spy:
     )
 
 
-_MACHINERY = frozenset({"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"})
-"""Functions that only call another one."""
-
-
 def _call(stack: Sequence[Frame], users: Frame) -> str:
     """Name the call of a library by which the user's line waits, and where it waits in the end if that is elsewhere.
 
@@ -306,3 +308,80 @@ def _open_file(pid: int) -> int | None:
 def _handles_requests(pid: int) -> bool:
     """Return True if a process has handlers for all three signals; it does not from its last ``atexit`` function on."""
     return catches(pid, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING)
+
+
+def find_command() -> str | None:
+    """Return the path of py-spy: beside this interpreter, or on PATH; None where it is not installed."""
+    return shutil.which(os.path.join(os.path.dirname(sys.executable), COMMAND)) or shutil.which(COMMAND)
+
+
+@dataclass(slots=True)
+class PySpy:
+    """Runs py-spy; ``say`` receives, once, why it cannot read a process. Any thread may use it, one at a time."""
+
+    say: Callable[[str], None] = lambda _: None
+    find: Callable[[], str | None] = find_command
+    _refused: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def dump(self, pids: Iterable[int], seconds: float = PY_SPY_SECONDS) -> dict[int, str]:
+        """Return the stacks of the processes that it can read, in faulthandler's form. Blocks for ``seconds`` at most.
+
+        A reader that takes longer is killed; that does not touch the process that it reads.
+        """
+        wanted = list(pids)[:PY_SPY_PROCESSES]
+        with self._lock:
+            if not wanted or self._refused or (command := self.find()) is None:
+                return {}
+            deadline = time.monotonic() + seconds
+            readers: dict[int, subprocess.Popen[str]] = {}
+            found: dict[int, str] = {}
+            try:
+                for pid in wanted:
+                    readers[pid] = subprocess.Popen(
+                        [command, "dump", "--json", "--nonblocking", "--pid", str(pid)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                        errors="replace",
+                    )
+                for pid, reader in readers.items():
+                    with suppress(subprocess.TimeoutExpired, ValueError, TypeError, KeyError, AttributeError):
+                        out, err = reader.communicate(timeout=max(0.0, deadline - time.monotonic()))
+                        if reader.returncode == 0:
+                            found[pid] = as_text(out, pid)
+                        elif _DENIED in err:
+                            self._refuse()
+            except OSError:  # it cannot be run
+                pass
+            finally:
+                for reader in readers.values():
+                    reader.kill()
+                    reader.communicate()
+            return found
+
+    def _refuse(self) -> None:
+        if not self._refused:
+            self._refused = True
+            self.say(
+                "py-spy may not read the workers' memory (it needs CAP_SYS_PTRACE, or kernel.yama.ptrace_scope=0), so "
+                "of a rank that writes no stack itself only its state is shown"
+            )
+
+
+def as_text(dump: str, main: int) -> str:
+    """Return a dump of ``py-spy dump --json`` as faulthandler writes one, the main thread as the current one.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: It is no such dump.
+    """
+    lines = []
+    for thread in json.loads(dump):
+        name = thread.get("thread_name") or "python"
+        which = "Current thread" if thread["os_thread_id"] == main else "Thread"
+        lines.append(f"{which} 0x{thread['thread_id']:x} [{name}] (most recent call first):")
+        lines += [
+            f'  File "{frame["filename"]}", line {frame["line"]} in {frame["name"]}' for frame in thread["frames"]
+        ]
+    return "\n".join([*lines, ""])

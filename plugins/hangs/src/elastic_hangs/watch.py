@@ -1,4 +1,4 @@
-"""Notices that a worker makes no progress: from its steps, its output and its use of CPUs.
+"""Notices that a worker makes no progress: from its steps, its output and its use of CPUs and disks.
 
 Everything here is read from outside, so it works for any program: an agent looks at its workers once in a fiftieth of
 the window, at a cost of some 20 µs each. A suspicion ends nothing. It has the leader ask all nodes where their ranks
@@ -8,12 +8,13 @@ are, and what they answer shows whether anything moves.
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 
 from elastic_core.monitors import RunningRound, WorkerView
-from elastic_hangs.processes import bytes_written, cpu_seconds_wanted, used_by_trees
+from elastic_core.warden import all_pids, read_proc, stat_fields, waits_in
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
 STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step
@@ -27,6 +28,66 @@ PAGE_BYTES = 1 << 12  # the unit in which file I/O is counted
 QUIET_SHARE = 0.1  # of the window, without a sign of progress: then begins the time over which a worker is judged
 _SLEEPS = "hrtimer", "do_nanosleep", "futex"  # the kernel's functions in which a thread waits for time, or for a lock
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
+_PAUSES, _PPOLL, _SLEEP, _NOT_RESTARTED = {
+    "x86_64": ({"34", "35", "130"}, "271", "230", {"7", "23", "230", "232", "270", "271", "281"}),
+    "aarch64": ({"101", "133"}, "73", "115", {"22", "72", "73", "115"}),
+}.get(os.uname().machine, ({"?"}, "?", "?", {"?"}))
+"""The numbers of pause, nanosleep and rt_sigsuspend, of ppoll, of clock_nanosleep, and of poll, select and the like."""
+_DELAY_WEIGHT = 0.1  # of the time in which a main thread waits for a CPU
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def pauses(pid: int) -> bool:
+    """Return True if a process is in ``pause``, ``sigsuspend`` or ``sleep``: any handled signal would end that."""
+    number, *arguments = read_proc(pid, "syscall").split() or [""]
+    if number in _PAUSES:
+        return True
+    endless_poll = number == _PPOLL and arguments[:3] == ["0x0"] * 3  # so pause() is made where it is no system call
+    relative_sleep = number == _SLEEP and arguments[1:2] == ["0x0"]  # native code's: Python sleeps until an instant
+    return endless_poll or relative_sleep or "sys_pause" in waits_in(pid)
+
+
+def is_in_call_that_ends(pid: int) -> bool:
+    """Return True if a process waits in a system call that any signal ends, unless its caller tries again."""
+    return read_proc(pid, "syscall").partition(" ")[0] in _NOT_RESTARTED
+
+
+def cpu_seconds_wanted(pid: int, stat: Sequence[str] | None = None) -> float:
+    """Return for how long a process has used a CPU, and a tenth of how long its main thread has waited for one.
+
+    Its children that it has waited for count too. On a host with too few CPUs a process that computes waits most of the
+    time. One that sleeps, and is only woken to write its stacks, waits little. The result is 0 of one that is gone.
+    ``stat`` has the fields of its file of that name, where they are known already.
+    """
+    fields = stat_fields(pid) if stat is None else stat
+    ran = sum(map(int, fields[11:15])) / _TICKS_PER_SECOND  # utime, stime, cutime, cstime
+    return ran + _DELAY_WEIGHT * int((read_proc(pid, "schedstat").split() or ["0", "0"])[1]) / 1e9
+
+
+def bytes_written(pid: int) -> int:
+    """Return how many bytes a process has written, by write(2) and the like; 0 where the kernel does not say."""
+    return _io(pid, "wchar")
+
+
+def thread_nanoseconds(pid: int) -> int:
+    """Return how long all threads of a process have run on a CPU; 0 where it is unknown."""
+    try:
+        names = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return 0
+    return sum(int((read_proc(pid, f"task/{name}/schedstat").split() or ["0"])[0]) for name in names)
+
+
+def _io(pid: int, *names: str) -> int:
+    """Return the sum of these counts of proc_pid_io(5); 0 where they may not be read."""
+    counts = dict(line.split(": ") for line in read_proc(pid, "io").splitlines() if ": " in line)
+    return sum(int(counts.get(name, 0)) for name in names)
+
+
+def _waits(pid: int) -> int:
+    """Return how often the main thread of a process has given up its CPU to wait; 0 where it is unknown."""
+    lines = read_proc(pid, "status").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +142,14 @@ def uses_cpu(seconds: float, elapsed: float, share: float = CPU_SHARE) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The resources that a worker has used until a monotonic instant; numbers as of ``used_by_trees``."""
+    """The resources that a worker has used until a monotonic instant; CPU, disk, blocked with all its descendants."""
 
     at: float
-    cpu: float
-    disk: int
-    calls: int
-    waits: int
-    blocked: int  # at that instant alone
+    cpu: float  # seconds, as of :func:`cpu_seconds_wanted`
+    disk: int  # bytes read from and written to disks and network file systems; memory files do not count
+    calls: int  # of read(2), write(2) and the like, on anything
+    waits: int  # how often its main thread has waited
+    blocked: int  # how many processes are in uninterruptible sleep at that instant, as while they wait for a disk
 
     def without(self, before: Use, after: Use) -> Use:
         """Return this use as if the worker had done nothing between the two others: then it was asked for stacks."""
@@ -111,8 +172,18 @@ class Use:
 
 def uses_of(pids: Collection[int]) -> dict[int, Use]:
     """Return what these workers have used until now."""
-    now = time.monotonic()
-    return {pid: Use(now, *used) for pid, used in used_by_trees(pids).items()}
+    now, found = time.monotonic(), {pid: stat for pid in all_pids() if (stat := stat_fields(pid))}
+    uses = {pid: Use(now, 0.0, 0, _io(pid, "syscr", "syscw"), _waits(pid), 0) for pid in pids}
+    for pid, stat in found.items():
+        above, seen = pid, {0}
+        while above not in uses and above in found and above not in seen:
+            seen.add(above)
+            above = int(found[above][1])
+        if (use := uses.get(above)) is not None:
+            cpu, disk = cpu_seconds_wanted(pid, stat), _io(pid, "read_bytes", "write_bytes")
+            blocked = use.blocked + (stat[0] == "D")
+            uses[above] = replace(use, cpu=use.cpu + cpu, disk=use.disk + disk, blocked=blocked)
+    return uses
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.roster import Answer, Phase
 from elastic_core.rendezvous.backend import ORIGIN, Cursor
 from elastic_hangs.judgement import FULL_STACKS, STACKS, LocalStacks, Report
-from elastic_hangs.request import Located, ask
+from elastic_hangs.lookup import Located, ask
 
 
 class Job:
