@@ -18,9 +18,8 @@ from pods import PYTHON, Job, Pod, PodCluster, documents, job_of, job_of_jobset,
 from rig import EXAMPLES, WARM, WORKERS, Rig
 
 from elastic_core.exit_codes import ExitCode, signalled
-from elastic_kubernetes.command import read_jobs
-from elastic_kubernetes.manifests import as_job, as_trainjob
-from elastic_kubernetes.pod_template import PodOptions
+from elastic_kubernetes.elastic_job import ElasticJob, read_documents
+from elastic_kubernetes.manifests import PodOptions, as_job, as_trainjob
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 
@@ -190,7 +189,8 @@ def sample(cluster: PodCluster, tmp_path: Path) -> PodCluster:
 
 def test_the_elastic_job_of_the_documents_is_rendered_and_trains(sample: PodCluster) -> None:
     store(sample, "etcd")
-    (elastic_job,) = read_jobs(SAMPLE.read_text(encoding="utf-8"), SAMPLE.name, "etcd:2379")
+    (elastic_job,) = read_documents(SAMPLE.read_text(encoding="utf-8"), SAMPLE.name, "etcd:2379")
+    assert isinstance(elastic_job, ElasticJob)
     job = job_of(as_job(elastic_job, PodOptions(backend="etcd")))
     job.spec["template"]["spec"]["containers"][0]["env"] += [{"name": name, "value": on} for name, on in HERE.items()]
     first, second = start(sample, job)
@@ -205,7 +205,8 @@ def test_the_elastic_job_of_the_documents_is_rendered_and_trains(sample: PodClus
 
 
 def test_the_sample_as_a_trainjob_has_the_same_command_line() -> None:
-    (elastic_job,) = read_jobs(SAMPLE.read_text(encoding="utf-8"), SAMPLE.name, "etcd:2379")
+    (elastic_job,) = read_documents(SAMPLE.read_text(encoding="utf-8"), SAMPLE.name, "etcd:2379")
+    assert isinstance(elastic_job, ElasticJob)
     runtime, train_job, *_ = as_trainjob(elastic_job, PodOptions(backend="etcd"))
     job = job_of_jobset(jobset_of_trainjob(runtime, train_job))
     container = job.spec["template"]["spec"]["containers"][0]

@@ -39,9 +39,8 @@ from pods import INDEX, Job, Manifest, documents, job_of_jobset, jobset_of_train
 from rig import free_port
 
 from elastic_core.exit_codes import ExitCode
-from elastic_kubernetes.command import read_jobs
-from elastic_kubernetes.manifests import TARGETS
-from elastic_kubernetes.pod_template import PodOptions
+from elastic_kubernetes.elastic_job import ElasticJob, read_documents
+from elastic_kubernetes.manifests import TARGETS, PodOptions
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"
@@ -279,7 +278,8 @@ def rendered() -> dict[str, list[Manifest]]:
     """Return what ``elastic render`` prints of the manifest here and of torchelastic's sample, for each target."""
     found = {}
     for path, endpoint in ((DEPLOY / "elasticjob.yaml", None), (DATA / "imagenet.yaml", "etcd-service:2379")):
-        (job,) = read_jobs(path.read_text(encoding="utf-8"), path.name, endpoint)
+        (job,) = read_documents(path.read_text(encoding="utf-8"), path.name, endpoint)
+        assert isinstance(job, ElasticJob)
         for target, render in TARGETS.items():
             found[f"{path.stem}-as-{target}"] = render(job, PodOptions(backend="etcd"))
     return found

@@ -13,11 +13,10 @@ import yaml
 from manifest_schemas import DATA, ROOT, check
 
 from elastic_core.exit_codes import ExitCode
-from elastic_kubernetes.command import TARGETS, read_jobs
+from elastic_kubernetes.command import TARGETS
 from elastic_kubernetes.documents import write
-from elastic_kubernetes.elastic_job import ElasticJob
-from elastic_kubernetes.manifests import REPLACEMENTS, TARGETS as RENDERED
-from elastic_kubernetes.pod_template import AGENT_SECONDS, PodOptions
+from elastic_kubernetes.elastic_job import ElasticJob, read_documents
+from elastic_kubernetes.manifests import AGENT_SECONDS, REPLACEMENTS, TARGETS as RENDERED, PodOptions
 
 DEPLOY = ROOT / "deploy" / "kubernetes"
 FILES = sorted(set(DEPLOY.glob("*.yaml")) - {DEPLOY / "kustomization.yaml"})
@@ -31,7 +30,8 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def elastic_job(path: Path) -> ElasticJob:
-    (job,) = read_jobs(path.read_text(encoding="utf-8"), path.name, ENDPOINT if path.parent == DATA else None)
+    (job,) = read_documents(path.read_text(encoding="utf-8"), path.name, ENDPOINT if path.parent == DATA else None)
+    assert isinstance(job, ElasticJob)
     return job
 
 

@@ -21,9 +21,7 @@ from elastic_core.errors import UsageError
 from elastic_kubernetes.command import backend_of
 from elastic_kubernetes.documents import write
 from elastic_kubernetes.elastic_job import parse_elastic_job
-from elastic_kubernetes.manifests import TARGETS as RENDERED
-from elastic_kubernetes.pod_template import Launch, PodOptions, find_launch
-from elastic_kubernetes.quantities import format_bytes, parse_bytes
+from elastic_kubernetes.manifests import TARGETS as RENDERED, Launch, PodOptions, find_launch, format_bytes, parse_bytes
 
 SAMPLE = DATA / "imagenet.yaml"
 HEAD = "apiVersion: elastic.pytorch.org/v1alpha1\nkind: ElasticJob\nspec:\n  replicaSpecs: {Worker: {template: {}}}\n"

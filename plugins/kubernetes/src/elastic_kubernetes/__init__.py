@@ -4,11 +4,9 @@ General layout, from the command line down to one field:
 
 * ``command``: ``elastic render`` itself: its flags, what it reads and prints.
 * ``manifests``: the manifests that stand for an ElasticJob: a Job with its Service, a JobSet, or a runtime of Kubeflow
-  Trainer with its TrainJob. Pure functions.
-* ``pod_template``: the pod of a node, the same in all three: launcher, variables, memory, and the time that it has to
-  leave.
+  Trainer with its TrainJob. The pod of a node is the same in all three.
 * ``elastic_job``: the ElasticJob that was read, checked field by field.
-* ``documents``, ``fields``, ``quantities``: YAML as Kubernetes takes it, fields with their paths, amounts of memory.
+* ``documents``: YAML as Kubernetes takes it.
 
 ``trainjob_status`` is independent of these: an observer in the agent that reports a TrainJob's progress.
 """

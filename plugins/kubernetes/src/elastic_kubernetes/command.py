@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from elastic_core.cli import FlagCommand, warn
 from elastic_core.errors import UsageError
-
-if TYPE_CHECKING:
-    from elastic_kubernetes.elastic_job import ElasticJob
 
 TARGETS = ("job", "jobset", "trainjob")
 MOST_BYTES = 10_000_000  # of a file; a manifest has thousands
@@ -29,7 +25,7 @@ def render(
 ) -> int:
     """Print the manifests; return the exit code."""
     from elastic_kubernetes import documents, manifests  # none of this for --help
-    from elastic_kubernetes.pod_template import PodOptions
+    from elastic_kubernetes.elastic_job import read_documents
 
     source = "standard input" if file == "-" else file
     rendered: list[object] = []
@@ -37,7 +33,7 @@ def render(
         if isinstance(job, dict):
             rendered.append(job)
             continue
-        options = PodOptions(
+        options = manifests.PodOptions(
             backend=rdzv_backend or backend_of(job.endpoint),
             image=image,
             shared_memory=_size("shm_size", shm_size, least=1),
@@ -48,40 +44,6 @@ def render(
             warn(f"{source}, {job.name}: {warning}")
     click.echo(documents.write(rendered), nl=False)
     return 0
-
-
-def read_documents(text: str, source: str, endpoint: str | None = None) -> list[ElasticJob | dict[str, object]]:
-    """Return the ElasticJobs in a text of YAML, and the other objects beside them as they are. Lists are taken apart.
-
-    Raises:
-        UsageError: It is not YAML, has no ElasticJob, or a field is wrong.
-    """
-    from elastic_kubernetes import documents
-    from elastic_kubernetes.elastic_job import KIND, parse_elastic_job
-
-    found = [item for document in documents.read(text, source) for item in _items(document)]
-    if not found:
-        raise UsageError(f"{source} is empty.", hint="It takes a file with an ElasticJob.")
-    is_job = [isinstance(document, dict) and document.get("kind") == KIND for document in found]
-    several = len(found) > 1
-    return [
-        parse_elastic_job(document, f"{source}, document {number}" if several else source, endpoint=endpoint)
-        if mine or not (any(is_job) and isinstance(document, dict) and document.get("kind"))
-        else document
-        for number, (mine, document) in enumerate(zip(is_job, found, strict=True), 1)
-    ]
-
-
-def read_jobs(text: str, source: str, endpoint: str | None = None) -> list[ElasticJob]:
-    """Return the ElasticJobs alone; see :func:`read_documents`."""
-    return [job for job in read_documents(text, source, endpoint) if not isinstance(job, dict)]
-
-
-def _items(document: object) -> list[object]:
-    """Return the objects of a List, as ``kubectl get -o yaml`` prints them; of any other document itself."""
-    if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
-        return list(document["items"])
-    return [document]
 
 
 def backend_of(endpoint: str) -> str:
@@ -105,7 +67,7 @@ def _text(file: str) -> str:
 
 
 def _size(name: str, text: str, *, least: int) -> int:
-    from elastic_kubernetes.quantities import parse_bytes
+    from elastic_kubernetes.manifests import parse_bytes
 
     try:
         size = parse_bytes(text)

@@ -1,32 +1,27 @@
 """An ElasticJob, checked field by field: the custom resource of torchelastic's controller for Kubernetes.
 
-Its fields are those of the CRD ``elasticjobs.elastic.pytorch.org``, version ``v1alpha1``.
+Its fields are those of the CRD ``elasticjobs.elastic.pytorch.org``, version ``v1alpha1``. Each is read with its path,
+so that an error names the field, its value and what to do.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from elastic_kubernetes.fields import Field
+from elastic_core.errors import UsageError, did_you_mean
+from elastic_kubernetes import documents
 
 API_VERSION = "elastic.pytorch.org/v1alpha1"
 KIND = "ElasticJob"
 WORKER = "Worker"  # the only kind of replica that the controller starts; each is a node
 CONTAINER = "elasticjob-worker"  # the container's name where a pod has several
 SPEC = (
-    "rdzvEndpoint",
-    "minReplicas",
-    "maxReplicas",
-    "replicaSpecs",
-    "backoffLimit",
-    "activeDeadlineSeconds",
-    "ttlSecondsAfterFinished",
-    "cleanPodPolicy",
-    "schedulingPolicy",
+    *("rdzvEndpoint", "minReplicas", "maxReplicas", "replicaSpecs", "backoffLimit", "activeDeadlineSeconds"),
+    *("ttlSecondsAfterFinished", "cleanPodPolicy", "schedulingPolicy"),
 )
 REPLICA = ("replicas", "template", "restartPolicy")
 RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
@@ -55,7 +50,33 @@ class ElasticJob:
     backoff_limit: int | None
     deadline_seconds: int | None
     ttl_seconds: int | None
-    warnings: tuple[str, ...] = field(default=())  # fields that have no counterpart
+    warnings: tuple[str, ...] = ()  # fields that have no counterpart
+
+
+def read_documents(text: str, source: str, endpoint: str | None = None) -> list[ElasticJob | dict[str, object]]:
+    """Return the ElasticJobs in a text of YAML, and the other objects beside them as they are. Lists are taken apart.
+
+    Raises:
+        UsageError: It is not YAML, has no ElasticJob, or a field is wrong.
+    """
+    found = [item for document in documents.read(text, source) for item in _items(document)]
+    if not found:
+        raise UsageError(f"{source} is empty.", hint="It takes a file with an ElasticJob.")
+    is_job = [isinstance(document, dict) and document.get("kind") == KIND for document in found]
+    several = len(found) > 1
+    return [
+        parse_elastic_job(document, f"{source}, document {number}" if several else source, endpoint=endpoint)
+        if mine or not (any(is_job) and isinstance(document, dict) and document.get("kind"))
+        else document
+        for number, (mine, document) in enumerate(zip(is_job, found, strict=True), 1)
+    ]
+
+
+def _items(document: object) -> list[object]:
+    """Return the objects of a List, as ``kubectl get -o yaml`` prints them; of any other document itself."""
+    if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
+        return list(document["items"])
+    return [document]
 
 
 def parse_elastic_job(document: object, source: str, *, endpoint: str | None = None) -> ElasticJob:
@@ -107,9 +128,8 @@ def parse_elastic_job(document: object, source: str, *, endpoint: str | None = N
 
 def _sizes(spec: Field, worker: Field) -> tuple[int, int, int]:
     """Return how many nodes the job starts with, and the least and most that it takes."""
-    replicas = worker.get("replicas")
-    nodes = 1 if replicas is None else replicas.number(least=1)
-    where = replicas or Field(1, f"{worker.path}.replicas", worker.source)
+    where = worker.get("replicas") or Field(1, f"{worker.path}.replicas", worker.source)
+    nodes = where.number(least=1)
     least, most = spec.get("minReplicas"), spec.get("maxReplicas")
     least_nodes = nodes if least is None else least.number(least=1)
     most_nodes = nodes if most is None else most.number(least=1)
@@ -249,3 +269,75 @@ def _warnings(spec: Field) -> list[str]:
             "come. For a scheduler that starts all pods together see docs/kubernetes.md."
         )
     return said
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One value of a document."""
+
+    value: Any
+    path: str  # as messages name it, e.g. ``spec.replicaSpecs.Worker.replicas``
+    source: str  # the file
+
+    def wrong(self, what: str, hint: str | None = None) -> UsageError:
+        """Return the error that the value is wrong; ``what`` follows the path and the value."""
+        shown = repr(self.value) if isinstance(self.value, str) else f"{self.value!s:.80}"
+        return UsageError(f"{self.source}: {self.path} {shown} {what}", hint=hint)
+
+    def missing(self, name: str, hint: str | None = None) -> UsageError:
+        """Return the error that this mapping lacks a field."""
+        return UsageError(f"{self.source}: {self._below(name)} is missing.", hint=hint)
+
+    def get(self, name: str) -> Field | None:
+        """Return a field of this mapping; None where it is not there or null."""
+        mapping = self.mapping()
+        return None if mapping.get(name) is None else Field(mapping[name], self._below(name), self.source)
+
+    def need(self, name: str, hint: str | None = None) -> Field:
+        """Return a field of this mapping that must be there."""
+        found = self.get(name)
+        if found is None:
+            raise self.missing(name, hint)
+        return found
+
+    def mapping(self) -> dict[str, Any]:
+        """Return the value, a mapping whose keys are texts."""
+        if not isinstance(self.value, dict) or not all(isinstance(key, str) for key in self.value):
+            raise self.wrong("is not a mapping of fields.", hint="Write it as `name: value`, one field a line.")
+        return self.value
+
+    def members(self, name: str) -> Iterator[Field]:
+        """Yield the members of a list in this mapping; none where it is not there."""
+        if (several := self.get(name)) is not None:
+            yield from several.items()
+
+    def items(self) -> Iterator[Field]:
+        """Yield the members of this list."""
+        if not isinstance(self.value, list):
+            raise self.wrong("is not a list.", hint="Write each member on a line that begins with a dash.")
+        for index, member in enumerate(self.value):
+            yield Field(member, f"{self.path}[{index}]", self.source)
+
+    def text(self) -> str:
+        """Return the value, a text that is not empty."""
+        if not isinstance(self.value, str) or not self.value.strip():
+            raise self.wrong("is not a text.", hint="Put it between quotes.")
+        return self.value
+
+    def number(self, *, least: int) -> int:
+        """Return the value, a whole number of at least ``least``."""
+        if type(self.value) is not int or self.value < least:
+            raise self.wrong(f"is not a whole number of at least {least}.")
+        return self.value
+
+    def only(self, known: Collection[str]) -> None:
+        """Refuse fields of this mapping that are not among ``known``."""
+        for name in self.mapping():
+            if name not in known:
+                raise UsageError(
+                    f"{self.source}: there is no field {self._below(name)}.{did_you_mean(name, known)}",
+                    hint=f"The fields here are {', '.join(known)}.",
+                )
+
+    def _below(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name

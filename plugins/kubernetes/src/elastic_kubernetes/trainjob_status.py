@@ -14,16 +14,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from elastic_core import hookimpl
+from elastic_core import JoinedRun, hookimpl
 from elastic_core.errors import ElasticError, UsageError, in_one_line
-
-if TYPE_CHECKING:
-    from elastic_core import JoinedRun
-    from elastic_core.events import Event
-    from elastic_core.monitors import RunningRound
+from elastic_core.events import Event
+from elastic_core.monitors import RunningRound
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 STEPS = "ELASTIC_TRAINJOB_STEPS"
