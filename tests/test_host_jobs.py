@@ -17,8 +17,7 @@ from redis_servers import redis_server
 from rig import WORKERS, Agent, Rig, free_port, over
 from wardens import wait_until
 
-from elastic_operate.host_jobs import host_jobs
-from elastic_operate.host_list import ask_all
+from elastic_operate.host_jobs import ask_all, host_jobs
 
 SLEEPER = str(WORKERS / "sleeper.py")
 STANDALONE = ("--standalone", "--nproc_per_node=2")
@@ -288,7 +287,7 @@ def test_without_the_plugin_there_is_no_file(shell: Shell) -> None:
 
 AS_STRANGER = f"""
 import os
-from elastic_operate import host_jobs, host_list, job_file, status
+from elastic_operate import host_jobs, job_file, status
 os.setgroups([])
 os.setgid({STRANGER})
 os.setuid({STRANGER})

@@ -27,8 +27,7 @@ from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressTable
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_operate import command_server
-from elastic_operate.command_server import CommandServer
+from elastic_operate import job_file
 from elastic_operate.host_jobs import (
     AgentStore,
     EndedAgentError,
@@ -37,7 +36,7 @@ from elastic_operate.host_jobs import (
     host_jobs,
     with_own_workers,
 )
-from elastic_operate.job_file import JobFile, describe_agent
+from elastic_operate.job_file import CommandServer, JobFile, describe_agent
 from elastic_operate.job_view import JobStatus, NodeStatus, WorkerStatus
 from elastic_operate.plugin import Course
 
@@ -224,7 +223,7 @@ def test_a_malformed_request_ends_only_its_own_connection(agent: Agent) -> None:
 
 def test_one_command_too_many_is_turned_away_and_the_next_is_served(agent: Agent) -> None:
     with agent.served() as job:
-        connected = [job.connect() for _ in range(command_server.CLIENTS_MAX)]
+        connected = [job.connect() for _ in range(job_file.CLIENTS_MAX)]
         with pytest.raises(SilentAgentError):
             job.connect()
         connected.pop().close()
@@ -285,7 +284,7 @@ def test_an_agent_renews_its_file_and_keeps_another_where_it_was_removed(
     agent: Agent, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a logout, or by a cleaner of temporary files."""
-    monkeypatch.setattr(command_server, "RENEW_AFTER", struct.pack("ll", 0, 10_000))
+    monkeypatch.setattr(job_file, "RENEW_AFTER", struct.pack("ll", 0, 10_000))
     with agent.served() as job:
         for path in (runtime / "node.json", runtime / "node.sock"):
             os.utime(path, (0, 0))

@@ -2,15 +2,14 @@
 
 General layout:
 
-* ``status``: ``elastic status``: nodes, ranks and restarts of a job. ``host_list``: the jobs of this host, a line each.
-  ``job_view``: what a job's store shows of it.
+* ``status``: ``elastic status``: nodes, ranks and restarts of a job. ``job_view``: what a job's store shows of it.
 * ``host_requests``: ``elastic drain`` and ``elastic release``: requests about a host to the agents of a job.
   ``drain_request``: what these enter in the store, and how they wait.
 * ``logs``: ``elastic logs``: the workers' output that was kept.
-* ``plugin``: in an agent, keeps the file by which commands on this host find its job. ``job_file``: that file, and
-  where it is. ``command_server``: the socket beside the file, over which commands use the store of the job.
-* ``finder``: in a command, finds the job that the user means. ``host_jobs``: the jobs of this host, and the command's
-  side of the socket.
+* ``plugin``: in an agent, keeps the file by which commands on this host find its job. ``job_file``: that file, and the
+  socket beside it, over which commands use the store of the job.
+* ``finder``: in a command, finds the job that the user means. ``host_jobs``: the jobs of this host, their list, and the
+  command's side of the socket.
 """
 
 from __future__ import annotations

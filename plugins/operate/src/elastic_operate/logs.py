@@ -12,9 +12,8 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import click
 
@@ -29,8 +28,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _LOG = re.compile(r"round_(?P<round>\d+)/rank_(?P<rank>\d+)/(?P<stream>stdout|stderr)\.log")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Log:
+class Log(NamedTuple):
     """One file of output, ordered as ``elastic logs`` prints them."""
 
     round: int
@@ -44,8 +42,7 @@ class Log:
         return f"[round {self.round}, rank {self.rank}, {self.stream}] "
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The files to print; None for all."""
 
     round: int | None = None
@@ -54,10 +51,7 @@ class Selection:
 
     def takes(self, log: Log) -> bool:
         """Return True if a file is to be printed."""
-        return all(
-            wanted in (None, found)
-            for wanted, found in ((self.round, log.round), (self.rank, log.rank), (self.stream, log.stream))
-        )
+        return all(wanted in (None, found) for wanted, found in zip(self, log[:3], strict=True))
 
 
 def find_run(directory: Path) -> Path:

@@ -10,13 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_core import hookimpl
+from elastic_core import JoinedRun, hookimpl
+from elastic_core.events import Event
+from elastic_core.monitors import RunningRound
 
 if TYPE_CHECKING:
-    from elastic_core import JoinedRun
-    from elastic_core.events import Event
-    from elastic_core.monitors import RunningRound
-    from elastic_operate.command_server import CommandServer
+    from elastic_operate.job_file import CommandServer
 
 DELAY_SECONDS = 0.25  # after which the file is written: the start of workers has been requested by then
 ENDS = ("job_closed", "left")  # the events that say how an agent ends
@@ -50,8 +49,7 @@ class JobFiles:
         def serve() -> None:
             if closed.wait(DELAY_SECONDS):
                 return
-            from elastic_operate.command_server import CommandServer
-            from elastic_operate.job_file import describe_agent
+            from elastic_operate.job_file import CommandServer, describe_agent
 
             file = describe_agent(run.config, run.run_uid, run.node.node_id, run.log_dir)
             self._server = server = CommandServer(file, run.describe, course, run.connect, run.publish, closed)

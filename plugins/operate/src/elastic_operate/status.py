@@ -33,8 +33,12 @@ FAILURES_SHOWN = 5  # of those that spent a restart, the newest
 
 def status(*, job: str | None, watch: bool, as_json: bool, **given: Any) -> int:
     """Print what the job does, or what the jobs of this host do, once or every two seconds; return the exit code."""
-    from elastic_operate.host_jobs import host_jobs  # none of this for --help
-    from elastic_operate.host_list import as_object, ask_all, table
+    from elastic_operate.host_jobs import (
+        as_object,
+        ask_all,
+        host_jobs,  # none of this for --help
+        table,
+    )
 
     if job is not None:
         given["rdzv_id"] = job
