@@ -20,7 +20,7 @@ from elastic_core.agent.stream_lines import Shape
 from elastic_core.agent.stream_pump import Pump, PumpThread
 from elastic_core.monitors import RunningRound
 from elastic_core.progress_table import ProgressTable
-from elastic_progress.expressions import compile_expressions
+from elastic_progress.patterns import compile_expressions
 from elastic_progress.reader import ProgressReader
 
 LINES_PER_SECOND = 1000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.progress import Checkpoint
-from elastic_progress.checkpoint_files import CheckpointFiles, NewestCheckpoint, SavedFile, find_files
+from elastic_progress.checkpoints import CheckpointFiles, NewestCheckpoint, SavedFile, find_files
 
 PATIENCE = 30.0
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from elastic_core.config.parse import Wrong
 from elastic_core.errors import UsageError
 from elastic_core.progress import PROGRESS_GROUPS
-from elastic_progress.expressions import (
+from elastic_progress.patterns import (
     CHECKPOINT_GROUPS,
-    WrongExpression,
     compile_expression,
     compile_expressions,
     needle_of,
@@ -29,7 +29,7 @@ from elastic_progress.expressions import (
     ],
 )
 def test_expressions_that_are_refused(expression: str, why: str) -> None:
-    with pytest.raises(WrongExpression) as refused:
+    with pytest.raises(Wrong) as refused:
         compile_expression(expression, PROGRESS_GROUPS, needs_group=True)
     assert why in str(refused.value)
 

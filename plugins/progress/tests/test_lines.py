@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from elastic_core.progress import Checkpoint, Progress
-from elastic_progress.expressions import Expressions, compile_expressions
 from elastic_progress.lines import (
     LINE_MAX_BYTES,
     LINES_AT_ONCE,
@@ -19,7 +18,7 @@ from elastic_progress.lines import (
     Recognizer,
     Scanner,
 )
-from elastic_progress.patterns import PATTERNS
+from elastic_progress.patterns import PATTERNS, Expressions, compile_expressions
 
 NAMES = [pattern.name for pattern in PATTERNS]
 HF, LIGHTNING, TITAN, MEGATRON, COMPOSER, OLMO, VERL, DDP, DEEPSPEED, STEP_LINES, EPOCH_LINES, RICH, TQDM = NAMES

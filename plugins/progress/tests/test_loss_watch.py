@@ -10,7 +10,7 @@ import pytest
 from elastic_core.monitors import RankFailed, RunningRound
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressTable
-from elastic_progress.loss_watch import LossWatch
+from elastic_progress.plugin import LossWatch
 
 NAN, INF = math.nan, math.inf
 

@@ -9,7 +9,7 @@ from elastic_core.monitors import OutputReader, RunningRound
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressTable, StepSeen
 from elastic_core.protocol.roster import Reached
-from elastic_progress.expressions import Expressions, compile_expressions
+from elastic_progress.patterns import Expressions, compile_expressions
 from elastic_progress.reader import MATCH_MAX_SECONDS, READ_INTERVAL_SECONDS, UNREAD_MAX_BYTES, ProgressReader
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_core.events import Level
 from elastic_core.monitors import PlannedStop
-from elastic_progress.time_to_save import saved_event, time_to_save
+from elastic_progress.checkpoints import saved_event, time_to_save
 
 BEGIN = "the workers of round 3 had 30.0 s to save, and ended after 5.0 s: "
 

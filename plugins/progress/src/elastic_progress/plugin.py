@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass, field
 
 from elastic_core import hookimpl
-from elastic_progress.checkpoint_files import CheckpointFiles
-from elastic_progress.expressions import compile_expressions
+from elastic_core.config import RunConfig
+from elastic_core.monitors import RunningRound
+from elastic_core.progress import Checkpoint, Progress
+from elastic_progress.checkpoints import CheckpointFiles, saved_event, time_to_save
 from elastic_progress.flags import CHECKPOINT_PATTERN, NAN_STOP, PROGRESS_PATTERN
-from elastic_progress.loss_watch import LossWatch
+from elastic_progress.patterns import compile_expressions
 from elastic_progress.reader import ProgressReader
-from elastic_progress.time_to_save import saved_event, time_to_save
-
-if TYPE_CHECKING:
-    from elastic_core.config import RunConfig
-    from elastic_core.events import Event
-    from elastic_core.monitors import PlannedStop, RunningRound
-    from elastic_core.progress import Checkpoint
 
 
 class ProgressMonitor:
@@ -53,8 +49,9 @@ class ProgressMonitor:
             if self._files is None or self._run != round.run_uid:  # what one run has noticed is news to the next
                 self.elastic_run_ends()
                 self._files, self._run = CheckpointFiles(self._place, self._report_checkpoint), round.run_uid
-            round.look_last(self._look_for_files)
-        round.look_last(self._judge_time_to_save)
+            files = self._files
+            round.look_last(lambda stop: files.look(settled=True))
+        round.look_last(lambda stop: saved_event(time_to_save(round.number, stop)))  # after all checkpoints of it
 
     @hookimpl
     def elastic_run_ends(self) -> None:
@@ -62,14 +59,46 @@ class ProgressMonitor:
         if self._files is not None:
             self._files.close()
 
-    def _look_for_files(self, stop: PlannedStop) -> None:
-        if self._files is not None:
-            self._files.look(settled=True)
-
-    def _judge_time_to_save(self, stop: PlannedStop) -> Event | None:
-        """Return the event about the state of the round, after all checkpoints of it were reported."""
-        return None if self._round is None else saved_event(time_to_save(self._round.number, stop))
-
     def _report_checkpoint(self, checkpoint: Checkpoint, age: float) -> None:
         if self._round is not None:
             self._round.report_checkpoint(checkpoint, age)
+
+
+class LossWatch:
+    """Fails a rank whose loss has been nan or infinite for ``most`` steps, or readings, in a row."""
+
+    def __init__(self, round: RunningRound, most: int) -> None:
+        self._round, self._most = round, most
+        self._ranks: dict[int, _Losses] = {}
+
+    def take(self, rank: int, progress: Progress) -> None:
+        """Take the newest progress of a rank."""
+        known = self._ranks.setdefault(rank, _Losses())
+        known.progress = known.progress.updated(progress)
+        if progress.loss is None or (progress.position is not None and progress.position == known.position):
+            return
+        known.position = progress.position
+        if math.isfinite(progress.loss):
+            known.broken = 0
+            return
+        known.broken += 1
+        if known.broken == 1:
+            known.since = _describe_position(known.progress)
+        if known.broken == self._most:
+            since = f"since {known.since}" if known.since else f"in {known.broken} readings in a row"
+            self._round.fail(rank, f"the loss is {progress.loss} {since}", name="NanLoss")
+
+
+@dataclass(slots=True)
+class _Losses:
+    progress: Progress = field(default_factory=Progress)
+    position: float | None = None  # of the last loss
+    broken: int = 0  # readings in a row whose loss is nan or infinite
+    since: str = ""
+
+
+def _describe_position(progress: Progress) -> str:
+    for name, value in (("step", progress.step), ("sample", progress.samples), ("epoch", progress.epoch)):
+        if value is not None:
+            return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+    return ""

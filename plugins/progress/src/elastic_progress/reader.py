@@ -11,8 +11,8 @@ from functools import partial
 from elastic_core.events import Event
 from elastic_core.monitors import OutputReader, RunningRound
 from elastic_core.progress import Checkpoint, Progress
-from elastic_progress.expressions import BUILT_IN, Expressions
 from elastic_progress.lines import LineReader, Recognizer, Scanner
+from elastic_progress.patterns import BUILT_IN, Expressions
 
 MATCH_MAX_SECONDS = 0.1  # of CPU, for one line; an expression of a user that takes longer is not used any more
 READ_INTERVAL_SECONDS = 0.1  # in which the output of a stream is collected after it was read
@@ -30,7 +30,7 @@ class ProgressReader:
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self.now, self._cpu = now, cpu
-        self._recognizer = Recognizer(expressions)
+        self.recognizer = Recognizer(expressions)
         self._lock = threading.Lock()
         self._lines: dict[int, LineReader] = {}  # by rank
         self._round: RunningRound | None = None
@@ -40,11 +40,6 @@ class ProgressReader:
         self._published_pattern = ""  # the name of the newest one
         self._is_own = expressions.progress is not None or expressions.checkpoint is not None
         """True if the user has given an expression: all streams are read, and the time of a match is limited."""
-
-    @property
-    def needles(self) -> tuple[bytes, ...] | None:
-        """Texts of which a line must have one to be worth reading; None for any line."""
-        return self._recognizer.needles
 
     def begin(self, round: RunningRound) -> None:
         """Read a round. What workers print is known already, if it was found out."""
@@ -61,7 +56,7 @@ class ProgressReader:
         with self._lock:
             if round is not self._round:
                 return
-            reader = self._lines.setdefault(rank, LineReader(self._recognizer))
+            reader = self._lines.setdefault(rank, LineReader(self.recognizer))
             for line in lines:
                 began = self._cpu() if self._is_own else 0.0
                 if (progress := reader.read(line)) is not None:
@@ -86,7 +81,7 @@ class ProgressReader:
         self._script_reports |= progress.step is not None and not getattr(self._reporting, "on", False)
 
     def _publish_pattern(self, round: RunningRound, rank: int, progress: Progress) -> None:
-        chosen = self._recognizer.chosen
+        chosen = self.recognizer.chosen
         name = "--progress_pattern" if chosen is None else chosen.name
         if name == self._published_pattern or (self._script_reports and not self._is_own):
             return
@@ -129,12 +124,12 @@ class StreamReader(OutputReader):
         """Read what is left at the end of the stream."""
         self.catch_up()
         with self._lock:
-            self._take(self._scanner.finish(self._reader.needles), self._at)
+            self._take(self._scanner.finish(self._reader.recognizer.needles), self._at)
 
     def _read(self) -> None:
         data, at = b"".join(self._unread), self._at
         self._unread, self._size, self._read_at = [], 0, at
-        self._take(self._scanner.feed(data, self._reader.needles, at), at)
+        self._take(self._scanner.feed(data, self._reader.recognizer.needles, at), at)
 
     def _take(self, lines: Sequence[str], at: float) -> None:
         if lines:

@@ -1,4 +1,7 @@
-"""Looks for the newest checkpoint of a script below ``--checkpoint_path``, on a thread that a slow disk may hold up."""
+"""The saved state of a training: the newest checkpoint below ``--checkpoint_path``, and what a planned stop has saved.
+
+A thread looks for the files of checkpoints, since a slow disk may hold that up.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
+from elastic_core.events import Event, Level, describe_duration
+from elastic_core.monitors import PlannedStop
 from elastic_core.progress import Checkpoint, step_of_path
 from elastic_core.threads import PatientThread
 
@@ -32,10 +37,6 @@ class SavedFile:
     size: int
 
 
-def _likeness(file: SavedFile) -> tuple[bool, float, str]:
-    return step_of_path(file.path) is not None, file.changed_at, file.path
-
-
 class NewestCheckpoint:
     """Decides which file is a finished checkpoint: the newest, once two looks have found it unchanged."""
 
@@ -53,7 +54,9 @@ class NewestCheckpoint:
 
         Once everything is ``settled``, because no worker runs, the newest file is finished.
         """
-        newest = max(files, key=_likeness, default=None)
+        newest = max(
+            files, key=lambda file: (step_of_path(file.path) is not None, file.changed_at, file.path), default=None
+        )
         before, self._last = self._last, newest
         if newest != before:
             self._seen_at = self._looked_at
@@ -127,3 +130,65 @@ class CheckpointFiles:
         while not self._closing.is_set():
             self.look()
             self._closing.wait(self._interval)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeToSave:
+    """The outcome of saving the state of a round, as far as this node knows it. None: not known."""
+
+    round: int  # the round
+    had_s: float  # seconds that its workers had from the notice on
+    took_s: float  # seconds from the notice until the last of them had ended
+    step: int | None = None  # the newest step that a worker of this node had reached
+    saved_step: int | None = None  # the step of the newest checkpoint or snapshot
+    saved_s: float | None = None  # seconds from that checkpoint to the end; None also for a snapshot in memory
+    in_memory: bool = False  # whether that is a snapshot in memory
+    in_time: bool | None = None  # whether it was saved after the notice, or is of the last step
+    lost_steps: int | None = None  # the steps since then
+
+    def describe(self) -> str:
+        """Return it in one line."""
+        of = "" if self.saved_step is None else f" of step {self.saved_step}"
+        age = describe_duration(self.saved_s or 0.0)
+        if self.in_time is None:
+            saved = "no checkpoint of them is known"
+        elif self.in_memory:
+            saved = f"the newest snapshot in memory is{of}"
+        elif self.in_time:
+            saved = f"a checkpoint{of} was saved {age} before the end"
+        else:
+            saved = f"they saved none then, and the newest{of} was {age} old at the end"
+        lost = ""
+        if self.in_memory and self.lost_steps == 0:
+            lost = "; no step is lost while a node of the job runs"
+        elif self.lost_steps is not None:
+            lost = f"; {self.lost_steps} step(s) are lost" if self.lost_steps else "; no step is lost"
+        took, had = describe_duration(self.took_s), describe_duration(self.had_s)
+        return f"the workers of round {self.round} had {had} to save, and ended after {took}: {saved}{lost}"
+
+
+def time_to_save(number: int, stop: PlannedStop) -> TimeToSave:
+    """Return what became of the state of round ``number`` after a planned stop; the newest saved state counts."""
+    saved, age = stop.checkpoint if stop.checkpoint is not None else (None, None)
+    snapshot = stop.snapshot_step
+    in_memory = snapshot is not None and (age is None or (saved is not None and snapshot > saved))
+    if in_memory:
+        saved, age = snapshot, None
+    found = TimeToSave(round=number, had_s=round(stop.had_s, 3), took_s=round(stop.took_s, 3), step=stop.step)
+    if saved is None and age is None:
+        return found
+    lost = None if stop.step is None or saved is None else max(0, stop.step - saved)
+    return replace(
+        found,
+        saved_step=saved,
+        saved_s=None if age is None else round(age, 3),
+        in_memory=in_memory,
+        in_time=lost == 0 or (age is not None and age <= stop.took_s),
+        lost_steps=lost,
+    )
+
+
+def saved_event(found: TimeToSave) -> Event:
+    """Return the event, which people see where anything is known."""
+    level = Level.DEBUG if found.in_time is None else Level.INFO if found.in_time else Level.WARNING
+    return Event("time_to_save", found.describe(), level, asdict(found))
