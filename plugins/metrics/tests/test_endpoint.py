@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from elastic_metrics.endpoint import Identity, MetricsServer
-from elastic_metrics.measures import BUCKETS, Measures, Recoveries
+from elastic_metrics.prometheus import BUCKETS, Measures, Recoveries
 
 WHO = Identity(job='job "1"', run="uid", node="node1 (agent 2)", role="trainer", restarts_allowed=3)
 LATER = Measures(

@@ -10,8 +10,7 @@ import pytest
 
 from elastic_core.events import Event, Level
 from elastic_core.plugins.manager import Plugins
-from elastic_metrics.events import KEPT, EventLines, iso
-from elastic_metrics.lines import LineFile
+from elastic_metrics.events import KEPT, EventLines, LineFile, iso
 
 NAME = "events_node_1_c0ffee.jsonl"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from elastic_metrics.lines import LineFile, encoded
+from elastic_metrics.events import LineFile, encoded
 
 SMALL_DISK = """
 import resource, sys
 from pathlib import Path
-from elastic_metrics.lines import LineFile
+from elastic_metrics.events import LineFile
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # the kernel takes 1,000 bytes, a part of a line among them
 file = LineFile.create(Path(sys.argv[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.events import Event, Field, Level
-from elastic_metrics.measures import BUCKETS, Measures, Recoveries, after
+from elastic_metrics.prometheus import BUCKETS, Measures, Recoveries, after
 
 
 def event(at: float, name: str, **fields: Field) -> Event:

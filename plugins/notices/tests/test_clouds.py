@@ -11,8 +11,7 @@ import pytest
 from clouds import Cloud, cloud
 
 from elastic_notices import aws, azure, gcp
-from elastic_notices.http import MAX_BYTES, TIMEOUT_SECONDS, Answer, ask
-from elastic_notices.notice import Notice, NotUnderstoodError
+from elastic_notices.metadata import MAX_BYTES, TIMEOUT_SECONDS, Answer, Notice, NotUnderstoodError, ask
 from elastic_notices.plugin import AZURE_TAG, chosen, cloud_of, read_dmi
 
 NOON = 1_474_309_787.0  # Mon, 19 Sep 2016 18:29:47 GMT

@@ -15,9 +15,8 @@ from elastic_core.errors import UsageError
 from elastic_core.events import Event, Level
 from elastic_core.plugins.manager import load
 from elastic_notices import aws
-from elastic_notices.notice import Notice, NotUnderstoodError
-from elastic_notices.plugin import Notices, sources_of
-from elastic_notices.watch import Watch
+from elastic_notices.metadata import Notice, NotUnderstoodError
+from elastic_notices.plugin import Notices, Watch, sources_of
 
 CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "train"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from elastic_core.errors import UsageError
 from elastic_slurm import allocation
-from elastic_slurm.defaults import describe, few_cpus, flag_defaults, port_of, warning
+from elastic_slurm.plugin import describe, few_cpus, flag_defaults, port_of, warning
 
 JOB = {
     "SLURM_JOB_ID": "1077",

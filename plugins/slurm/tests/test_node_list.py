@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.errors import UsageError
-from elastic_slurm.node_list import counts, expand
+from elastic_slurm.allocation import counts, expand
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 General layout:
 
 * ``events``: the plugin ``events``: every event as a JSON line in the run's log directory.
-* ``lines``: the file that it writes, whose lines are complete even on a full disk.
 * ``prometheus``: the plugin ``prometheus``: off until a port is named, then numbers for Prometheus.
-* ``measures``: from events to those numbers, as one pure function.
 * ``endpoint``: the numbers in Prometheus's words, over HTTP. It alone imports ``prometheus_client``.
 
 Every run imports both plugins, so neither imports more than core has anyway, until it has something to do.

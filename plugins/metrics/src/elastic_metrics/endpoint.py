@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from elastic_metrics.measures import BUCKETS, Measures, Recoveries
+from elastic_metrics.prometheus import BUCKETS, Measures
 
 REQUEST_TIMEOUT = 10.0  # seconds that a client may take over its request
 RETRY_AFTER = 1.0
@@ -64,18 +64,15 @@ def families(who: Identity, now: Measures) -> Iterator[Metric]:
         "elastic_recovery_seconds", "From the first trouble here until the next round's workers run.", labels=["cause"]
     )
     for cause, recoveries in now.recoveries.items():
-        recovery.add_metric([cause], _buckets(recoveries), recoveries.total)
+        # Each bound with the count of recoveries at or below it, as Prometheus counts.
+        buckets = list(zip([*map(str, BUCKETS), "+Inf"], accumulate(recoveries.counts), strict=True))
+        recovery.add_metric([cause], buckets, recoveries.total)
     yield recovery
 
     events = CounterMetricFamily("elastic_events", "Events of this agent.", labels=["event", "level"])
     for (event, level), count in now.events.items():
         events.add_metric([event, level.lower()], count)
     yield events
-
-
-def _buckets(recoveries: Recoveries) -> list[tuple[str, float]]:
-    """Return each bound with the count of recoveries at or below it, as Prometheus counts."""
-    return list(zip([*map(str, BUCKETS), "+Inf"], accumulate(recoveries.counts), strict=True))
 
 
 class MetricsServer:

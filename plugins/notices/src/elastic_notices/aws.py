@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 
-from elastic_notices.http import Answer, ask, json_object, text_of
-from elastic_notices.notice import Notice, NotUnderstoodError
+from elastic_notices.metadata import Answer, Notice, NotUnderstoodError, ask, json_object, text_of
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as for Amazon's own SDKs
 DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
@@ -32,9 +31,8 @@ def parse_action(text: str, now: float) -> Notice:
     action, time = plain.get("action"), plain.get("time")
     if action not in ("terminate", "stop", "hibernate") or not isinstance(time, str):
         raise NotUnderstoodError(f"no instance action: {text[:80]!r}")
-    what = {"terminate": "terminates", "stop": "stops", "hibernate": "hibernates"}[action]
     seconds = 0.0 if action == "hibernate" else max(0.0, _epoch(time) - now)  # hibernation begins at once
-    return Notice(f"AWS {what} this spot instance at {time}", seconds)
+    return Notice(f"AWS {action}s this spot instance at {time}", seconds)
 
 
 def parse_rebalance(text: str, _: float = 0.0) -> Notice:

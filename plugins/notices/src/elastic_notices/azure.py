@@ -10,10 +10,10 @@ So only a spot machine is asked where the user has not named Azure.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
-from elastic_notices.http import TIMEOUT_SECONDS, Answer, ask, json_object, text_of
-from elastic_notices.notice import Notice, NotUnderstoodError
+from elastic_notices.metadata import TIMEOUT_SECONDS, Answer, Notice, NotUnderstoodError, ask, json_object, text_of
 
 ENDPOINT_VARIABLE = "ELASTIC_NOTICES_AZURE_ENDPOINT"
 ENDPOINT = "http://169.254.169.254"
@@ -63,38 +63,33 @@ def _epoch(text: str) -> float:
         raise NotUnderstoodError(f"no date: {text[:40]!r}") from None
 
 
+@dataclass
 class ScheduledEvents:
     """The events of one machine."""
 
     name = "the metadata service of Azure"
     advice = "If pods cannot reach 169.254.169.254, give the pod hostNetwork: true."
-
-    def __init__(
-        self,
-        now: Callable[[], float],
-        endpoint: str = ENDPOINT,
-        *,
-        spot_only: bool = False,
-        send: Callable[..., Answer] = ask,
-    ) -> None:
-        self._now, self._endpoint, self._send = now, endpoint.rstrip("/"), send
-        self._machine, self._spot_only = "", spot_only
-        self._answered = False  # whether the service has ever told the events
+    now: Callable[[], float]  # seconds since the epoch
+    endpoint: str = ENDPOINT
+    spot_only: bool = False  # whether a machine that is no spot machine is asked for nothing else
+    send: Callable[..., Answer] = ask
+    _machine: str = ""
+    _answered: bool = False  # whether the service has ever told the events
 
     def look(self) -> Sequence[Notice] | None:
         """Ask for the events, and first for the machine's name; None if it is no spot machine, and only those count."""
-        if self._spot_only:
+        if self.spot_only:
             if self._get(PRIORITY).strip() not in SPOT:
                 return None
-            self._spot_only = False
+            self.spot_only = False
         if not self._machine:
             self._machine = self._get(NAME).strip()
             if not self._machine:
                 raise NotUnderstoodError("an empty name of the machine")
         text = self._get(EVENTS, timeout=TIMEOUT_SECONDS if self._answered else FIRST_SECONDS)
         self._answered = True
-        return parse_events(text, self._machine, self._now())
+        return parse_events(text, self._machine, self.now())
 
     def _get(self, path: str, **given: float) -> str:
-        url = self._endpoint + path
-        return text_of(self._send(url, HEADERS, **given), url)
+        url = self.endpoint.rstrip("/") + path
+        return text_of(self.send(url, HEADERS, **given), url)

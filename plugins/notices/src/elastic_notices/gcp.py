@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from elastic_notices.http import TIMEOUT_SECONDS, Answer, ask, text_of
-from elastic_notices.notice import Notice, NotUnderstoodError
+from elastic_notices.metadata import TIMEOUT_SECONDS, Answer, Notice, NotUnderstoodError, ask, text_of
 
 HOST_VARIABLE = "GCE_METADATA_HOST"  # HOST[:PORT], as for Google's own libraries
 HOST = "metadata.google.internal"

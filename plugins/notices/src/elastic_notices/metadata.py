@@ -1,4 +1,7 @@
-"""Requests to a metadata service: plain HTTP, no proxy, no redirect, a time limit and a size limit."""
+"""A metadata service of a cloud: its notices about this machine, and requests to it.
+
+Requests are plain HTTP, without a proxy or a redirect, and with a time limit and a size limit.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,37 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from elastic_notices.notice import NotUnderstoodError
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing that the cloud has announced."""
+
+    what: str  # a clause for users: "AWS terminates this spot instance at 2026-11-25T01:02:03Z"
+    seconds: float | None = None  # until the machine is taken away; None if it is not known to be, which is a hint only
+
+
+class NotUnderstoodError(Exception):
+    """An answer that is none of the service's: its message says what it was."""
+
+
+class Source(Protocol):
+    """One thing to ask a metadata service for."""
+
+    name: str  # the name of the service in messages
+    advice: str  # the advice to a user where the service does not answer: a sentence, or ''
+
+    def look(self) -> Sequence[Notice] | None:
+        """Ask once, and return what is announced now; None if the machine is none that gets notices.
+
+        Raises:
+            OSError: The service cannot be reached, or answers with an error.
+            NotUnderstoodError: The answer is none of the service's.
+        """
+
 
 MAX_BYTES = 65_536  # of an answer; the largest that is expected, Azure's events, has some hundred
 TIMEOUT_SECONDS = 2.0  # a metadata service is on the same host
