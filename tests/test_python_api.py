@@ -400,7 +400,7 @@ def test_a_nonsensical_argument_is_refused_in_words(tmp_path: Path, script: str,
         "import elastic_core as elastic\n"
         "from elastic_torchrun.local_agent import LocalElasticAgent, WorkerSpec\n"
         "from elastic_torchrun.launch import LaunchConfig, elastic_launch\n"
-        "from elastic_torchrun.multiprocessing import Std\n"
+        "from elastic_torchrun.local_agent import Std\n"
         f"class Odd:\n    __reduce__ = lambda self: (int, ('x',))\n{script}\n"
     )
     done = python("script.py", folder=tmp_path)

@@ -18,7 +18,7 @@ import torch.distributed.elastic.multiprocessing as torchs_multiprocessing
 import torch.distributed.launcher.api as torchs_launcher
 from rig import free_port
 
-from elastic_torchrun import launch, local_agent, multiprocessing
+from elastic_torchrun import launch, local_agent
 
 LAUNCHES = """
 import dataclasses
@@ -89,7 +89,7 @@ def test_arguments_have_torchs_names_in_torchs_order(theirs: Callable[..., Any],
     ("theirs", "ours"),
     [
         (torchs_server.RunResult, local_agent.RunResult),
-        (torchs_multiprocessing.ProcessFailure, multiprocessing.ProcessFailure),
+        (torchs_multiprocessing.ProcessFailure, launch.ProcessFailure),
     ],
 )
 def test_results_have_torchs_fields(theirs: Any, ours: Any) -> None:

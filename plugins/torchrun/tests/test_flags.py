@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elastic_torchrun.flags import flags_of, written_in
+from elastic_torchrun.launcher import flags_of, written_in
 
 
 def parser() -> ArgumentParser:

@@ -34,8 +34,8 @@ from elastic_core.monitors import RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.questions import AskedQuestion, NodeAnswer
 from elastic_core.warden.linux import descendants
-from elastic_torchrun.foreign import node
-from elastic_torchrun.foreign.errors import HandlerError
+from elastic_torchrun.errors import HandlerError
+from elastic_torchrun.foreign import backend as foreign_backend
 from elastic_torchrun.foreign.exchange import Card
 from elastic_torchrun.foreign.registry import HandlerPlugin
 from elastic_torchrun.rendezvous_api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
@@ -273,13 +273,13 @@ def test_nodes_that_wait_are_let_in_without_spending_a_restart(run: Run) -> None
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that asks a handler that fails again at once."""
-    monkeypatch.setattr(node, "FAILED_COUNT_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(foreign_backend, "FAILED_COUNT_INTERVAL_SECONDS", 0.01)
 
 
 @pytest.fixture
 def curt(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that waits for no answer, either."""
-    monkeypatch.setattr(node, "COUNT_MAX_SECONDS", 0.01)
+    monkeypatch.setattr(foreign_backend, "COUNT_MAX_SECONDS", 0.01)
 
 
 QUICK = Timing(beat_interval=0.05, lost_after=0.2, fence_after=1.0)
@@ -370,7 +370,7 @@ def test_a_failure_while_the_handler_hangs_does_not_keep_the_node_waiting_for_ev
 def test_workers_that_finish_while_the_handler_hangs_have_finished(
     run: Run, answers: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "SHUTDOWN_MAX_SECONDS", 0.05)
+    monkeypatch.setattr(foreign_backend, "SHUTDOWN_MAX_SECONDS", 0.05)
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -382,7 +382,7 @@ def test_workers_that_finish_while_the_handler_hangs_have_finished(
 
 
 def test_nodes_that_wait_in_vain_stop_the_workers_ever_more_seldom(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "FRUITLESS_ROUND_MIN_SECONDS", 0.2)
+    monkeypatch.setattr(foreign_backend, "FRUITLESS_ROUND_MIN_SECONDS", 0.2)
     handler = Scripted(waiting=lambda number: 1)
     assert run(handler, "exec sleep 2").exit_code == 0
     assert 5 <= handler.rounds <= 7, "after 0.2, 0.4, 0.8 and 1.6 s"

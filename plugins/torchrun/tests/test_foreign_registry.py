@@ -21,7 +21,9 @@ from elastic_core.plugins.manager import Plugins, load, load_backend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.job_token import JobToken
 from elastic_core.rendezvous.options import RendezvousParameters
-from elastic_torchrun.foreign import errors as foreign_errors, registry
+from elastic_torchrun.errors import is_graceful_exit, translate_error
+from elastic_torchrun.foreign import registry
+from elastic_torchrun.foreign.backend import SHARE_SWITCH, without_shared_store
 from elastic_torchrun.rendezvous_api import RendezvousHandler
 
 Install = Callable[..., None]
@@ -297,17 +299,17 @@ def raised(name: str, base: type[Exception] = Exception) -> Exception:
     ],
 )
 def test_torchs_errors_are_ours_by_name(error: Exception, kind: type[ElasticError]) -> None:
-    found = foreign_errors.translate_error(error, "the handler failed")
+    found = translate_error(error, "the handler failed")
     assert type(found) is kind
     assert found.message == f"The handler failed: {type(error).__name__}: no luck"
 
 
 def test_an_error_of_ours_stays_as_it_is_and_a_cause_is_told() -> None:
     ours = UsageError("wrong")
-    assert foreign_errors.translate_error(ours, "it failed") is ours
+    assert translate_error(ours, "it failed") is ours
     theirs = ValueError("see below")
     theirs.__cause__ = OSError("refused")
-    assert foreign_errors.translate_error(theirs, "it failed").message == "It failed: ValueError: see below (refused)"
+    assert translate_error(theirs, "it failed").message == "It failed: ValueError: see below (refused)"
 
 
 def test_a_handler_that_cannot_be_made_for_want_of_a_peer_says_so() -> None:
@@ -330,8 +332,8 @@ def test_an_error_of_another_kind_says_where_it_was_raised() -> None:
 
 
 def test_only_a_graceful_exit_is_no_failure() -> None:
-    assert foreign_errors.is_graceful_exit(raised("RendezvousGracefulExitError"))
-    assert not foreign_errors.is_graceful_exit(raised("RendezvousClosedError"))
+    assert is_graceful_exit(raised("RendezvousGracefulExitError"))
+    assert not is_graceful_exit(raised("RendezvousClosedError"))
 
 
 # Finding -------------------------------------------------------------------------------------------------------------
@@ -499,12 +501,12 @@ def test_torchs_own_handlers_are_found_by_a_prefix(torchs: TorchRegistry, endpoi
 def test_torchs_handlers_do_not_share_their_store_unless_asked_to(
     monkeypatch: pytest.MonkeyPatch, given: str | None, becomes: str
 ) -> None:
-    monkeypatch.delenv(foreign_errors.SHARE_SWITCH, raising=False)
+    monkeypatch.delenv(SHARE_SWITCH, raising=False)
     if given is not None:
-        monkeypatch.setenv(foreign_errors.SHARE_SWITCH, given)
-    with foreign_errors.without_shared_store():
-        assert os.environ[foreign_errors.SHARE_SWITCH] == becomes
-    assert os.environ.get(foreign_errors.SHARE_SWITCH) == given, "workers and others find what they had"
+        monkeypatch.setenv(SHARE_SWITCH, given)
+    with without_shared_store():
+        assert os.environ[SHARE_SWITCH] == becomes
+    assert os.environ.get(SHARE_SWITCH) == given, "workers and others find what they had"
 
 
 def test_without_torch_its_handlers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,11 +33,10 @@ from elastic_core.rendezvous.options import RendezvousOptions, RendezvousParamet
 from elastic_core.session.ledger_reader import load
 from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_testing.race import PATIENCE, background
-from elastic_torchrun import handlers
+from elastic_torchrun import errors, handlers
 from elastic_torchrun.foreign.exchange import parse_answer
-from elastic_torchrun.handlers import TorchrunHandler, errors, stores
-from elastic_torchrun.handlers.close import close_run
-from elastic_torchrun.handlers.command import command_of
+from elastic_torchrun.handlers import TorchrunHandler, stores
+from elastic_torchrun.handlers.handler import close_run, command_of
 from elastic_torchrun.handlers.stores import EXIT_BARRIER
 from elastic_torchrun.rendezvous_api import RendezvousHandler, RendezvousInfo
 

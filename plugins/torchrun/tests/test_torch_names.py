@@ -15,13 +15,11 @@ from elastic_core import errors
 from elastic_core.errors import PluginError, RendezvousError, UsageError
 from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_core.worker.error_file import record
+from elastic_torchrun.errors import is_graceful_exit
 from elastic_torchrun.foreign import registry
-from elastic_torchrun.foreign.errors import is_graceful_exit
-from elastic_torchrun.launch import ChildFailedError, SignalException
+from elastic_torchrun.launch import ChildFailedError, ProcessFailure, SignalException
 from elastic_torchrun.launch_config import LaunchConfig
-from elastic_torchrun.local_agent import RunResult, WorkerState
-from elastic_torchrun.multiprocessing import Std, to_map
-from elastic_torchrun.process_failure import ProcessFailure
+from elastic_torchrun.local_agent import RunResult, Std, WorkerState, to_map
 from elastic_torchrun.rendezvous import (
     RendezvousGracefulExitError,
     get_rendezvous_handler,

@@ -113,7 +113,7 @@ def rendezvous() -> dict[str, Any]:
 
 def flags_of_streams() -> dict[str, Any]:
     """``Std``, which has the flags of the streams."""
-    std: Any = module("torch.distributed.elastic.multiprocessing", "elastic_torchrun.multiprocessing").Std
+    std: Any = module("torch.distributed.elastic.multiprocessing", "elastic_torchrun.local_agent").Std
     texts = ["0", "3", "0:1", "0:1,1:2", "0:1,", "11", "0:1,1", "1,0:1"]
     return {
         "Std": [std.NONE, std.OUT, std.ERR, std.ALL],

@@ -11,14 +11,12 @@ General layout:
   it then and only then.
 * ``__main__``: the replacement of the program ``torchrun``. It does not import torch.
 * ``launcher``: the replacement of ``torch.distributed.run.run`` and ``main``, and of
-  ``torch.distributed.launcher.api.launch_agent``, for programs that call them.
-* ``flags``: from the ``Namespace`` that such a program has filled in to the flags of ``elastic run``.
-* ``function``: from torch's ``LaunchConfig`` to Elastic's.
-* ``failure``: what those programs get when the job fails.
-* ``launch``: torch's Python names for a job. ``launch_config`` turns their arguments into a run, and
-  ``process_failure`` describes a failed process. ``call``: workers that are Python functions. ``local_agent``: an agent
-  as an object, ``LocalElasticAgent``. ``multiprocessing``: ``Std`` of torch's module of that name. ``rendezvous``:
-  torch's registry of rendezvous handlers. ``rendezvous_api``: their interface.
+  ``torch.distributed.launcher.api.launch_agent``, for programs that call them. ``failure``: what those programs get
+  when the job fails.
+* ``launch``: torch's Python names for a job, and for its failures. ``launch_config`` turns their arguments into a run.
+  ``call``: workers that are Python functions. ``local_agent``: agents as objects, ``LocalElasticAgent`` and ``Std``.
+* ``rendezvous_api``: torch's interface of a rendezvous handler. ``rendezvous``: its registry of handlers. ``errors``:
+  torch's errors and ours, each in the other's place.
 * ``timers``: the two limits of torch's agent for a hung worker, as a monitor.
 * ``torch_names``: the table of torch's names under core's package, which are these or torch's own.
 * ``foreign``: jobs of ``elastic run`` over rendezvous handlers of others, such as torch's own.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -38,11 +39,15 @@ from elastic_core.errors import UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.plugins import Catalogue, declared_flags, load_backend, not_declared
 from elastic_core.rendezvous import read_token
+from elastic_torchrun import call
 from elastic_torchrun.foreign import registry
 
 Streams = int | Mapping[int, int]  # flags of :class:`Stream` or torch's ``Std``, for all local ranks or by local rank
 
 _DEFAULT_LOGS = "DefaultLogsSpecs"
+_TORCHS_TIMEOUT = 900
+"""The timeout that torch's LaunchConfig writes into ``rdzv_configs`` where none was given, in seconds."""
+_TORCHS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
     ((str,), "a text", "run_id rdzv_endpoint rdzv_backend log_line_prefix_template local_addr event_log_handler"),
     ((Mapping,), "a mapping", "rdzv_configs metrics_cfg"),
@@ -210,6 +215,29 @@ def configure(config: LaunchConfig) -> RunConfig:
             "least_level": least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
         }
     )
+
+
+def config_of(config: Any, entrypoint: Any, args: Sequence[Any]) -> LaunchConfig:
+    """Elastic's LaunchConfig for torch's; what is torch's default and means nothing to Elastic is left out.
+
+    Raises:
+        UsageError: Elastic does not take it.
+    """
+    if callable(check_entrypoint(entrypoint)):
+        if config.start_method != "spawn":
+            raise UsageError(f"start_method={config.start_method!r}: Elastic forks no workers from the caller.")
+        with tempfile.TemporaryDirectory(prefix="elastic_call_") as directory:
+            call.write(call.Call(entrypoint, tuple(args)), Path(directory))
+    if (logs := type(config.logs_specs).__name__) != _DEFAULT_LOGS:
+        raise UsageError(f"logs_specs is of the class {logs}, which Elastic does not use.")
+    given = {item.name: getattr(config, item.name) for item in fields(LaunchConfig) if hasattr(config, item.name)}
+    given["rdzv_timeout"] = -1  # torch has written it into rdzv_configs
+    given["rdzv_configs"] = {
+        key: value for key, value in given["rdzv_configs"].items() if (key, value) != ("timeout", _TORCHS_TIMEOUT)
+    }
+    if given.get("signals_to_handle") == _TORCHS_SIGNALS:
+        del given["signals_to_handle"]
+    return LaunchConfig(**given)
 
 
 def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, Any], bool]:

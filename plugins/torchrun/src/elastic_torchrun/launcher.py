@@ -11,8 +11,8 @@ import os
 import re
 import sys
 import threading
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,6 @@ import click
 
 from elastic_core.cli import Flags, RunCommand, configure, outline, plugins_named, warn
 from elastic_core.errors import ElasticError, PluginError, UsageError
-from elastic_torchrun.flags import flags_of, written_in
 from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
 
 if TYPE_CHECKING:
@@ -32,6 +31,10 @@ T = TypeVar("T")
 Job = Callable[[], T]
 REFUSALS = (UsageError, PluginError, click.UsageError)
 """The errors for a command line that Elastic does not take."""
+_BY_HAND = ("rdzv_backend", "node_rank", "master_addr", "master_port")
+"""The flags that number the nodes of a static job. Such a job needs them, also where they have torch's defaults."""
+_DIFFERENT = ("max_restarts", "signals_to_handle")
+"""Flags whose default is not torch's: torch's own is passed on if it was written on a command line."""
 _INTERPRETER = re.compile(r"python[\d.]*")
 _SUBCOMMAND = re.compile(r"[a-z][\w-]*")
 
@@ -59,6 +62,49 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     config = configure(known, flags, os.environ, options_of, warn)
     backends[config.rdzv_backend].configure(config)  # it may refuse the run, and then it stays torch's own
     return config
+
+
+def flags_of(args: Namespace, parser: ArgumentParser, written: Collection[str] = ()) -> list[str]:
+    """Return the command line of ``elastic run`` that means the same as parameters of ``torch.distributed.run.run``.
+
+    Some parameters may be missing, be numbers instead of texts, or None. What has its default by torchrun's
+    ``parser`` is left out, unless it was ``written`` on a command line.
+    """
+    explicit = {*(_BY_HAND if _is_static(args) else ()), *(name for name in _DIFFERENT if name in written)}
+    flags: list[str] = []
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        if not action.option_strings or value is None or (value == action.default and action.dest not in explicit):
+            continue
+        flag = max(action.option_strings, key=len)
+        if action.nargs != 0:
+            flags.append(f"{flag}={_text(value)}")
+        elif value:
+            flags.append(flag)
+    if not getattr(args, "use_env", True):  # torch.distributed.launch, unless told otherwise
+        flags.append("--pass_local_rank")
+    return [*flags, str(args.training_script), *map(str, getattr(args, "training_script_args", None) or ())]
+
+
+def written_in(line: Sequence[str], parser: ArgumentParser) -> set[str]:
+    """Return the parameters that a command line gives, whatever their values; ``parser`` loses its defaults."""
+    for action in parser._actions:
+        action.default = SUPPRESS
+    return set(vars(parser.parse_args(line)))
+
+
+def _is_static(args: Namespace) -> bool:
+    return (
+        getattr(args, "rdzv_backend", "static") == "static"
+        and not getattr(args, "standalone", False)
+        and str(getattr(args, "nnodes", "1")) not in ("1", "1:1")
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (list, tuple)):  # of texts to look for; a comma within one is doubled
+        return ",".join(str(item).replace(",", ",,") for item in value)
+    return str(value)
 
 
 def run(args: Namespace) -> None:
@@ -129,9 +175,8 @@ def _replace_launch_agent(module: Any) -> None:
     def launch_agent(config: Any, entrypoint: Any, args: Sequence[Any], *others: Any, **named: Any) -> Any:
         def prepare() -> Job[Any]:
             from elastic_torchrun import launch, launch_config
-            from elastic_torchrun.function import config_of
 
-            run = launch_config.configure(config_of(config, entrypoint, args))
+            run = launch_config.configure(launch_config.config_of(config, entrypoint, args))
             return functools.partial(launch.launch, run, entrypoint, tuple(args))
 
         own = functools.partial(torchs, config, entrypoint, args, *others, **named)

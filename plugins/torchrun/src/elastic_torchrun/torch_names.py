@@ -21,9 +21,8 @@ _SERVER = {
     f"{TORCHS}.agent.server": "TORCHELASTIC_ENABLE_FILE_TIMER TORCHELASTIC_TIMER_FILE",
 }
 _MULTIPROCESSING = {
-    "elastic_torchrun.launch": "SignalException",
-    "elastic_torchrun.multiprocessing": "Std to_map",
-    "elastic_torchrun.process_failure": "ProcessFailure",
+    "elastic_torchrun.launch": "ProcessFailure SignalException",
+    "elastic_torchrun.local_agent": "Std to_map",
     f"{TORCHS}.multiprocessing": "DefaultLogsSpecs LogsDest LogsSpecs",
 }
 _RENDEZVOUS = {
@@ -49,10 +48,8 @@ _THEIRS = (
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     "": {
-        "elastic_torchrun.launch": _LAUNCH,
-        "elastic_torchrun.local_agent": "LocalElasticAgent RunResult WorkerSpec WorkerState",
-        "elastic_torchrun.multiprocessing": "Std",
-        "elastic_torchrun.process_failure": "ProcessFailure",
+        "elastic_torchrun.launch": f"{_LAUNCH} ProcessFailure",
+        "elastic_torchrun.local_agent": "LocalElasticAgent RunResult Std WorkerSpec WorkerState",
         "elastic_torchrun.rendezvous_api": "RendezvousHandler RendezvousInfo",
     },
     **{path: {f"{TORCHS}.{path}": ALL} for path in _THEIRS.split()},
@@ -71,8 +68,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "multiprocessing.api": {**_MULTIPROCESSING, f"{TORCHS}.multiprocessing.api": "get_std_cm"},
     "multiprocessing.errors": {
         "elastic_core.worker.error_file": "record",
-        "elastic_torchrun.launch": "ChildFailedError",
-        "elastic_torchrun.process_failure": "ProcessFailure",
+        "elastic_torchrun.launch": "ChildFailedError ProcessFailure",
         f"{TORCHS}.multiprocessing.errors": "ErrorHandler get_error_handler",
     },
     "numa": {},

@@ -21,7 +21,7 @@ from elastic_core.config.parse import NodeRange
 from elastic_core.errors import PluginError, RendezvousError, UsageError
 from elastic_core.host import ANY_FORM, advertised_address
 from elastic_core.rendezvous import RendezvousBackend, RendezvousOptions, RendezvousParameters
-from elastic_torchrun.foreign.errors import translate_error
+from elastic_torchrun.errors import translate_error
 from elastic_torchrun.rendezvous_api import HandlerAnswer, RendezvousHandler
 
 Factory: TypeAlias = Callable[..., Any]  # makes a handler, from RendezvousParameters or without an argument
@@ -188,8 +188,7 @@ class HandlerPlugin:
             UsageError: The job has a token.
             PluginError, ElasticError: As for :meth:`make`.
         """
-        from elastic_torchrun.foreign.backend import HandlerBackend
-        from elastic_torchrun.foreign.node import Settings
+        from elastic_torchrun.foreign.backend import HandlerBackend, Settings
 
         _refuse_token(params.token, params.backend)
         settings = Settings(

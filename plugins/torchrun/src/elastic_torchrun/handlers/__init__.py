@@ -17,8 +17,6 @@ round ends.
 General layout:
 
 * ``handler``: one node of the protocol, with torchrun's agent in the place of ours. ``stores``: the store of a round.
-* ``close``: closes a run for a node that has no session any more. ``errors``: errors as callers of torch catch them.
-* ``command``: what torchrun runs, from its command line.
 """
 
 from __future__ import annotations

@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from elastic_core import __version__
-from elastic_core.config import DEFAULT_ID, RendezvousConf, inheritable
+from elastic_core.config import (
+    DEFAULT_ID,
+    Program,
+    ProgramKind,
+    RendezvousConf,
+    arguments_digest,
+    inheritable,
+    name as name_of,
+)
 from elastic_core.errors import (
     ElasticError,
     RendezvousClosedError,
@@ -25,9 +34,12 @@ from elastic_core.host import HeldPort, advertised_address, host_name, installed
 from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict
 from elastic_core.protocol import (
     Agreement,
+    Body,
     Closed,
+    Command,
     Effect,
     Exit,
+    Leader,
     Leaving,
     MakeOffer,
     NodeEvent,
@@ -46,18 +58,28 @@ from elastic_core.protocol import (
     WorkerFailed,
     WorkersDone,
     WorkersGone,
+    advance,
+    compose,
     describe_differences,
     row_of,
     step,
 )
 from elastic_core.rendezvous import RendezvousBackend, RendezvousParameters, protect
-from elastic_core.session import FENCE_SHARE, FIRST_CONNECTION_SECONDS, RUNTIME, Session, SessionCalls, StoreWait
+from elastic_core.session import (
+    FENCE_SHARE,
+    FIRST_CONNECTION_SECONDS,
+    RUNTIME,
+    Runtime,
+    Session,
+    SessionCalls,
+    StoreWait,
+    load,
+)
 from elastic_core.session.join import Applicant, join
+from elastic_torchrun.errors import torchs_errors
 from elastic_torchrun.handlers import stores
-from elastic_torchrun.handlers.close import close_run
-from elastic_torchrun.handlers.command import command_of
-from elastic_torchrun.handlers.errors import torchs_errors
 from elastic_torchrun.rendezvous_api import BootstrapStoreInfo, RendezvousHandler, RendezvousInfo
+from elastic_torchrun.startup import LAUNCHER
 
 AGREED = ("torchrun",)
 """The text of such nodes in place of their failure policies, so that no ``elastic run`` joins them by mistake."""
@@ -390,3 +412,50 @@ def say(event: Event) -> None:
     """Print what needs a person's attention, and when it is over."""
     if event.level >= Level.WARNING or event.name == "store_back":
         print(f"[elastic] {event.message}", file=sys.stderr, flush=True)
+
+
+def close_run(store: RendezvousBackend, author: str, why: str, runtime: Runtime) -> None:
+    """Close the run as failed, unless it is closed, for a node that may have no session any more.
+
+    The node becomes the leader, then appends CLOSED (rule S1).
+
+    Raises:
+        RendezvousConnectionError: The store cannot be reached.
+        RendezvousStateError: The store holds something that cannot be.
+    """
+    while (ledger := load(store, runtime.now(), runtime.codec)) is not None and ledger.closed is None:
+        bodies: tuple[Body, ...] = (Leader(why=why), Closed(success=False, why=why, exit_code=ExitCode.JOB_FAILED))
+        for body in bodies:
+            now = runtime.now()
+            entry = compose(ledger, body, entry_id=runtime.new_id(), author=author, now=now)
+            if not store.append(ledger.head.link, entry.link, runtime.codec.encode_entry(entry)):
+                break  # another node was faster: look again
+            ledger = advance(ledger, entry, now)
+
+
+def command_of(argv: Sequence[str], host: str) -> Command:
+    """Return what the nodes of one job are compared by, from torchrun's own command line: handlers do not get it.
+
+    It is empty where this process is no torchrun.
+    """
+    if not _is_torchrun(argv[0] if argv else ""):
+        return Command()
+    try:
+        given = import_module(LAUNCHER).get_args_parser().parse_args(list(argv[1:]))
+        program = Program(_kind(given), given.training_script, tuple(given.training_script_args))
+    except (ImportError, AttributeError, SystemExit):  # another torch, which has other flags
+        return Command()
+    return Command(name=name_of(program), arguments=arguments_digest(program, host), role=given.role)
+
+
+def _is_torchrun(started_as: str) -> bool:
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return os.path.basename(started_as) == "torchrun" or (main is not None and main.name == LAUNCHER)
+
+
+def _kind(given: object) -> ProgramKind:
+    if getattr(given, "no_python", False):
+        return ProgramKind.EXECUTABLE
+    if getattr(given, "module", False):
+        return ProgramKind.MODULE
+    return ProgramKind.RUN_PATH if getattr(given, "run_path", False) else ProgramKind.SCRIPT

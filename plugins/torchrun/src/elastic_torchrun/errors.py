@@ -1,8 +1,8 @@
-"""Errors of foreign handlers, and the switch of torch's by which they share their store with workers."""
+"""Errors of a rendezvous: a foreign handler's as ours, and ours as callers of torch's handlers catch them."""
 
 from __future__ import annotations
 
-import os
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,11 @@ from elastic_core.errors import (
     RendezvousTimeoutError,
 )
 
-SHARE_SWITCH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+TORCHS = "torch.distributed.elastic.rendezvous"
+_SAME_NAMES: dict[str, type[RendezvousError]] = {
+    kind.__name__: kind
+    for kind in (RendezvousClosedError, RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError)
+}
 
 
 class HandlerError(RendezvousError):
@@ -30,21 +34,6 @@ class HandlerError(RendezvousError):
     def exit_code(self) -> int:  # type: ignore[override]  # an attribute of other errors
         """The exit code of the cause."""
         return self.cause.exit_code
-
-
-@contextmanager
-def without_shared_store() -> Iterator[None]:
-    """Set the switch by which torch's handlers do not share their store with the workers, unless the user has set it.
-
-    A handler that shares the store does not tell a new node where it is, and the job ends when a node joins.
-    """
-    before = os.environ.get(SHARE_SWITCH)
-    os.environ.setdefault(SHARE_SWITCH, "1")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SHARE_SWITCH]
 
 
 def translate_error(error: BaseException, what: str) -> ElasticError:
@@ -67,7 +56,27 @@ def is_graceful_exit(error: BaseException) -> bool:
     return any(kind.__name__ == "RendezvousGracefulExitError" for kind in type(error).__mro__)
 
 
-_SAME_NAMES: dict[str, type[RendezvousError]] = {
-    kind.__name__: kind
-    for kind in (RendezvousClosedError, RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError)
-}
+@contextmanager
+def torchs_errors() -> Iterator[None]:
+    """Raise an error of a rendezvous as torch's of the same name too, so that ``except`` of either class catches it.
+
+    Raises:
+        RendezvousError: As ours alone, where torch is not imported.
+    """
+    try:
+        yield
+    except RendezvousError as error:
+        if (kind := _of_both(type(error))) is None:
+            raise
+        both = kind(error.message, hint=error.hint)
+        both.__dict__.update(error.__dict__)
+        raise both.with_traceback(error.__traceback__) from error.__cause__
+
+
+def _of_both(ours: type[RendezvousError]) -> type[RendezvousError] | None:
+    """Return a class of this error and of torch's nearest one; None where torch is not imported or has none."""
+    module = sys.modules.get(TORCHS)
+    for kind in ours.__mro__:
+        if (torchs := getattr(module, kind.__name__, None)) is not None:
+            return type(ours.__name__, (ours, torchs), {"__module__": ours.__module__})
+    return None
