@@ -13,10 +13,9 @@ from redis_servers import redis_server
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.options import HostPort
-from elastic_rdzv_c10d import other_stores
 from elastic_rdzv_c10d.client import StoreClient
 from elastic_rdzv_c10d.endpoint import Address, Site
-from elastic_rdzv_c10d.search import SOON, Patience, Search, resolve
+from elastic_rdzv_c10d.search import SOON, Patience, Search, backend_of, resolve
 
 NOWHERE = Address(socket.AF_INET, "255.255.255.255", 29400)
 """Everybody at once: the kernel answers ENETUNREACH to who would connect, whatever the routes are."""
@@ -126,7 +125,7 @@ def test_silence_to_the_end_is_an_error_that_does_not_speak_of_listening(silent:
     ],
 )
 def test_etcd_and_redis_are_told_by_their_answers(answer: bytes, backend: str | None) -> None:
-    assert other_stores.backend_of(answer) == backend
+    assert backend_of(answer) == backend
 
 
 @pytest.mark.parametrize("backend", ["redis", "etcd"])

@@ -13,9 +13,8 @@ from elastic_core.errors import RendezvousConnectionError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_doctor.command import SEVERAL, subject_of
-from elastic_doctor.examination import OF_STORE, Report, Step, Subject, bounded_conf, examine, trial_id
-from elastic_doctor.findings import Finding, State
-from elastic_doctor.report import as_json, line, summary, title
+from elastic_doctor.examination import Report, Step, Subject, bounded_conf, examine, trial_id
+from elastic_doctor.findings import OF_STORE, Finding, State, as_json, line, summary, title
 
 Install = Callable[..., None]
 FAKE = """

@@ -4,7 +4,7 @@ import pytest
 
 from elastic_core.config.run import Timing
 from elastic_doctor.findings import State
-from elastic_doctor.speed import judge_heartbeats, judge_wake_ups
+from elastic_doctor.store import judge_heartbeats, judge_wake_ups
 
 FAST, SLOW = Timing(beat_interval=0.1, lost_after=0.3), Timing()
 

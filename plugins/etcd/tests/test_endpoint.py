@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.errors import UsageError
-from elastic_rdzv_etcd.endpoint import Endpoint, parse
+from elastic_rdzv_etcd.options import Endpoint, parse_endpoints
 
 
 @pytest.mark.parametrize(
@@ -37,21 +37,24 @@ from elastic_rdzv_etcd.endpoint import Endpoint, parse
 def test_endpoints_are_hosts_with_ports_and_schemes_or_are_refused(text: str, endpoints: list[Endpoint] | None) -> None:
     if endpoints is None:
         with pytest.raises(UsageError) as refusal:
-            parse(text)
+            parse_endpoints(text)
         assert repr(text) in str(refusal.value)
         assert refusal.value.hint
     else:
-        assert parse(text) == endpoints
+        assert parse_endpoints(text) == endpoints
 
 
 def test_tls_that_is_asked_for_is_meant_for_all_that_do_not_say() -> None:
-    assert parse("etcd0,https://etcd1", tls=True) == [Endpoint("etcd0", tls=True), Endpoint("etcd1", tls=True)]
+    assert parse_endpoints("etcd0,https://etcd1", tls=True) == [
+        Endpoint("etcd0", tls=True),
+        Endpoint("etcd1", tls=True),
+    ]
     with pytest.raises(UsageError, match="'http://etcd1' is http, and TLS is asked for"):
-        parse("etcd0,http://etcd1", tls=True)
+        parse_endpoints("etcd0,http://etcd1", tls=True)
     with pytest.raises(UsageError, match="is https, and protocol=http is asked for"):
-        parse("https://etcd0", tls=False)
+        parse_endpoints("https://etcd0", tls=False)
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint("10.0.0.1", 5), Endpoint("fd00::1", 5, tls=True), Endpoint("etcd0")])
 def test_an_endpoint_that_is_printed_can_be_read_again(endpoint: Endpoint) -> None:
-    assert parse(str(endpoint)) == [endpoint]
+    assert parse_endpoints(str(endpoint)) == [endpoint]

@@ -9,8 +9,7 @@ from etcd_servers import asked, running
 
 from elastic_core.rendezvous.backend import StoreWarning
 from elastic_core.rendezvous.options import RendezvousParameters
-from elastic_rdzv_etcd.backend import EtcdBackend
-from elastic_rdzv_etcd.history import YOUNG, days_until_full, history_warning
+from elastic_rdzv_etcd.backend import YOUNG, EtcdBackend, days_until_full, history_warning
 from elastic_rdzv_etcd.plugin import elastic_make_rendezvous
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_rdzv_etcd import members
-from elastic_rdzv_etcd.endpoint import DEFAULT_PORT, Endpoint
-from elastic_rdzv_etcd.members import Members
-from elastic_rdzv_etcd.options import DEFAULTS
+from elastic_rdzv_etcd import connection
+from elastic_rdzv_etcd.connection import Members
+from elastic_rdzv_etcd.options import DEFAULT_PORT, DEFAULTS, Endpoint
 from elastic_testing.race import asleep
 
 KNOWN, OTHER = Endpoint("127.0.0.1"), Endpoint("other.example")
@@ -63,7 +62,7 @@ def test_a_resolver_that_does_not_answer_is_waited_for_once(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("LOOK_UP", "LOOK_UP_ANY", "LOOK_UP_AGAIN"):
-        monkeypatch.setattr(members, limit, 0.01)
+        monkeypatch.setattr(connection, limit, 0.01)
     with pytest.raises(RendezvousConnectionError, match=r"'other\.example' \(no answer within [\d.]+ s\)"):
         Members([OTHER], DEFAULTS)
     assert resolver.heard.wait(PATIENCE)
@@ -80,7 +79,7 @@ def test_a_resolver_that_does_not_answer_is_waited_for_once(
 def test_a_resolver_that_is_slow_is_waited_for_while_there_is_no_other_address(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "LOOK_UP", 0.01)
+    monkeypatch.setattr(connection, "LOOK_UP", 0.01)
     opening = asleep(lambda: Members([OTHER], DEFAULTS))
     assert resolver.heard.wait(PATIENCE)
     assert not opening.done()
@@ -89,10 +88,10 @@ def test_a_resolver_that_is_slow_is_waited_for_while_there_is_no_other_address(
 
 
 def test_an_answer_that_comes_late_is_taken(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "LOOK_UP", 0.01)
+    monkeypatch.setattr(connection, "LOOK_UP", 0.01)
     cluster = Members([KNOWN, OTHER], DEFAULTS)
     assert found(cluster) == {"127.0.0.1"}
-    monkeypatch.setattr(members, "LOOK_UP_AGAIN", PATIENCE)
+    monkeypatch.setattr(connection, "LOOK_UP_AGAIN", PATIENCE)
     resolver.answers.set()
     cluster.look_up_again()
     assert found(cluster) == {"127.0.0.1", "127.0.0.2"}
@@ -101,7 +100,7 @@ def test_an_answer_that_comes_late_is_taken(resolver: Resolver, monkeypatch: pyt
 def test_a_name_that_has_moved_is_found_and_one_that_is_unknown_by_now_stays(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "LOOK_UP_AGAIN", PATIENCE)
+    monkeypatch.setattr(connection, "LOOK_UP_AGAIN", PATIENCE)
     resolver.answers.set()
     cluster = Members([KNOWN, OTHER], DEFAULTS)
     assert found(cluster) == {"127.0.0.1", "127.0.0.2"}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_rdzv_etcd.refusals import Kind, from_text, in_words, refusal
+from elastic_rdzv_etcd.gateway import Kind, from_text, in_words, refusal
 
 
 @pytest.mark.parametrize(

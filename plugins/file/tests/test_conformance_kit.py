@@ -19,8 +19,8 @@ from elastic_testing.connections import MakeBackend
 from elastic_testing.faults import LossyCalls
 from elastic_testing.line_suite import LineConformance
 from elastic_testing.linearizability_suite import LinearizabilityConformance
+from elastic_testing.operation_suite import WaitConformance
 from elastic_testing.race import PATIENCE
-from elastic_testing.wait_suite import WaitConformance
 
 HOUR = 3600.0
 

@@ -10,7 +10,7 @@ from redis_servers import opened, redis_server
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.options import RendezvousParameters
-from elastic_rdzv_redis.capacity import capacity_warning
+from elastic_rdzv_redis.backend import capacity_warning
 from elastic_rdzv_redis.plugin import elastic_make_rendezvous
 
 

@@ -23,8 +23,7 @@ from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_core.rendezvous.options import HostPort
 from elastic_rdzv_redis.backend import RedisBackend
 from elastic_rdzv_redis.connect import Dialler, Master
-from elastic_rdzv_redis.endpoint import Endpoint
-from elastic_rdzv_redis.options import Options
+from elastic_rdzv_redis.options import Endpoint, Options
 from elastic_testing.backend_conformance import BackendConformance
 from elastic_testing.connections import MakeBackend, long_wait, woken
 from elastic_testing.race import PATIENCE, background

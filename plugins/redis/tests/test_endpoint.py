@@ -8,8 +8,7 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.options import HostPort
-from elastic_rdzv_redis.endpoint import Endpoint
-from elastic_rdzv_redis.options import Credentials, Options
+from elastic_rdzv_redis.options import Credentials, Endpoint, Options
 
 
 def server(name: str = "host", port: int = 6379, **more: object) -> Endpoint:

@@ -8,12 +8,11 @@ import pytest
 
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.rendezvous.backend import Link
-from elastic_testing import held_suite
+from elastic_testing import line_suite
 from elastic_testing.connections import MakeBackend
 from elastic_testing.faults import LossyCalls, Lost
-from elastic_testing.held_suite import HeldLineConformance, SilentLineConformance
-from elastic_testing.ledger_suite import LedgerConformance
-from elastic_testing.line_suite import LineConformance
+from elastic_testing.line_suite import HeldLineConformance, LineConformance, SilentLineConformance
+from elastic_testing.operation_suite import LedgerConformance
 
 
 def test_a_line_that_the_connections_do_not_go_over_is_noticed() -> None:
@@ -74,7 +73,7 @@ def test_a_request_that_arrives_late_and_undoes_what_came_after_it_is_noticed() 
 
 
 def test_an_operation_that_waits_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_suite, "PATIENCE", 0.2)
+    monkeypatch.setattr(line_suite, "PATIENCE", 0.2)
     jobs: dict[str, MemoryStore] = {}
     line = LossyCalls()
     make = line.through(lambda run_id: LocalBackend(jobs.setdefault(run_id, MemoryStore())))

@@ -225,9 +225,7 @@ class C10dBackend(RendezvousBackend, WorkersStore):
         return sorted(found, key=lambda row: row.serial)
 
     def _find(self, node_id: str) -> tuple[int, bytes] | None:
-        """Return the serial and the record of a node's row: one round trip where that was seen before and still
-        stands.
-        """
+        """Return the serial and the record of a node's row: one round trip where it was seen before and stands."""
         serial = self._known.serials.get(node_id)
         record = None if serial is None else self._client.peek(self._keys.row(serial))
         if record is None or record == REMOVED:

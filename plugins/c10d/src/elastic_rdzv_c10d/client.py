@@ -96,9 +96,7 @@ class StoreClient:
         self._socket.close()
 
     def peek(self, key: str) -> bytes | None:
-        """Return the value of a key, or None; in one round trip and without waiting, which TCPStore's own ``get`` is
-        not.
-        """
+        """Return the value of a key, or None: one round trip, without waiting, unlike TCPStore's own ``get``."""
         value = self.swap_seen(key, _ABSENT, _ABSENT)
         return None if value == _ABSENT else value
 
@@ -195,9 +193,7 @@ class StoreClient:
 
 
 def _pieces(timeout: float) -> Iterator[timedelta]:
-    """Yield the time left, again and again until ``timeout`` seconds are over; on the main thread not all of it at
-    once.
-    """
+    """Yield the time left until ``timeout`` seconds are over; on the main thread not all of it at once."""
     most = INTERRUPTIBLE if threading.current_thread() is threading.main_thread() else math.inf
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:

@@ -24,7 +24,7 @@ _KNOCK = 5.0  # seconds that one attempt to connect may take
 _ANSWER = 1024  # bytes of an answer that are read
 _CALLS = 29
 """Bytes that one reads at least: the mark by which others know a socket that is no connection to a store. Answers that
-``other_stores`` knows are longer."""
+``search`` knows are longer."""
 _TOWARDS_ALL = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses that are reserved for documentation (RFC 5737, RFC 3849); nothing is ever sent there."""
 
@@ -166,9 +166,7 @@ def _cannot_listen(address: Address, exc: OSError) -> RendezvousConnectionError:
 
 
 def _outward(named: Address, local_addr: str | None) -> Address | None:
-    """Return the address at which other hosts reach this one: the given one, or the source of the route to
-    everywhere.
-    """
+    """Return the address at which other hosts reach this one: the given one, or the source of the default route."""
     if local_addr is not None:
         family, _, _, _, at = socket.getaddrinfo(local_addr, named.port, type=socket.SOCK_STREAM)[0]
         return Address(family, str(at[0]), named.port)

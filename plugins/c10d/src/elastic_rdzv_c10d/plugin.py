@@ -100,9 +100,7 @@ def connect(params: RendezvousParameters, options: Options, *, serves_workers: b
 
 
 def exposure_warning(address: Address) -> StoreWarning | None:
-    """Return what follows where the store of a job without a token listens at ``address``; None where only this host
-    can.
-    """
+    """Return the warning for a store at ``address`` of a job without a token; None if only this host reaches it."""
     if address.is_loopback:
         return None
     return StoreWarning(

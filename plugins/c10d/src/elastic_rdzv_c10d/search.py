@@ -2,7 +2,7 @@
 
 A refused connection is normal before that agent starts, and no answer is normal before its host is up: both are
 waited for, and said early, since they may also mean that something is wrong. What this host's own kernel refuses, for
-want of a route or by a firewall, no waiting mends.
+want of a route or by a firewall, no waiting mends; nor that the server is etcd or Redis, which have their own backends.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from dataclasses import dataclass, field
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous import HostPort
-from elastic_rdzv_c10d import other_stores
 from elastic_rdzv_c10d.endpoint import Address, Site, call
 
+REQUEST = b"GET /version HTTP/1.0\r\n\r\n"
+"""A question that etcd answers with its version, and Redis with an error about GET. A TCPStore does not answer it."""
+NAMES = {"etcd": "etcd", "redis": "Redis"}  # of the servers, by their backends
+_USUAL_PORTS = {2379: "etcd", 6379: "redis"}
+_REDIS_ERRORS = (b"-ERR ", b"-NOAUTH ", b"-DENIED ", b"-LOADING ")
 SOON = 1.5  # seconds after which people are told what an agent waits for that has not connected yet
 _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
 _ANSWER = 0.5  # seconds for the answer of a server that is no agent's
@@ -163,7 +167,7 @@ class Search:
         """
         if (backend := self._other_backend()) is not None:
             raise RendezvousConnectionError(
-                f"{other_stores.NAMES[backend]} answers at {self._where()}, and no store of an agent's.",
+                f"{NAMES[backend]} answers at {self._where()}, and no store of an agent's.",
                 hint=f"Add --rdzv_backend={backend}, and name the server by --rdzv_endpoint.",
             )
         self._say(
@@ -174,7 +178,7 @@ class Search:
     def _other_backend(self) -> str | None:
         assert self._found is not None
         try:
-            return other_stores.backend_of(call(self._found, _ANSWER, other_stores.REQUEST))
+            return backend_of(call(self._found, _ANSWER, REQUEST))
         except OSError:  # it says nothing, or has gone; the dialling goes on
             return None
 
@@ -204,12 +208,12 @@ class Search:
             )
 
     def _say(self, message: str, *, at_once: bool = False) -> None:
-        at_port = other_stores.advice(self.endpoint.port).rstrip(".")
+        at_port = advice(self.endpoint.port).rstrip(".")
         self.patience.tell(f"{message}.{at_port}" if at_port else message, at_once=at_once)
 
     def _refusal(self, failure: OSError) -> RendezvousConnectionError:
         where, why, after = self._where(), _why(failure), f"after {self.patience.seconds:g} s"
-        met, at_port = _Met.of(failure), other_stores.advice(self.endpoint.port)
+        met, at_port = _Met.of(failure), advice(self.endpoint.port)
         if met is _Met.NO_WAY:
             return RendezvousConnectionError(
                 f"There is no way from this host to {where}: {why}.",
@@ -233,3 +237,17 @@ class Search:
 
 def _why(exc: OSError) -> str:
     return exc.strerror or str(exc)
+
+
+def backend_of(answer: bytes) -> str | None:
+    """Return the backend for the server that has answered :data:`REQUEST` so; None where the answer does not tell."""
+    if answer.startswith(b"HTTP/") and b"etcdserver" in answer:
+        return "etcd"
+    return "redis" if answer.startswith(_REDIS_ERRORS) else None
+
+
+def advice(port: int) -> str:
+    """Return a sentence to stand after another one, if etcd or Redis usually has this port; '' for any other port."""
+    if (backend := _USUAL_PORTS.get(port)) is None:
+        return ""
+    return f" Port {port} is usually {NAMES[backend]}'s: to meet there, add --rdzv_backend={backend}."

@@ -3,13 +3,12 @@
 General layout, from the command line down to one check:
 
 * ``command``: ``elastic doctor`` itself: its flags, those of ``elastic run``, and what it prints.
-* ``findings``: what one check has come to.
+* ``findings``: what one check has come to, as text and as JSON.
 * ``host``: checks of this host: the address that it would advertise, names, limits, what is installed.
-* ``store``: checks of a store: every operation that the protocol needs, on a job id that no job uses.
-* ``speed``: how long a heartbeat and a wake-up take, and whether that is fast enough.
+* ``store``: checks of a store: every operation that the protocol needs, on a job id that no job uses, and whether a
+  heartbeat and a wake-up are fast enough.
 * ``examination``: the checks in their order. What depends on something that is wrong is not tried.
 * ``runner``: runs an examination in a process of its own, so that it cannot hang and leaves nothing in the store.
-* ``report``: findings as text, and as JSON.
 
 The checks know nothing of processes, deadlines or terminals; they return findings, or raise our own errors.
 """

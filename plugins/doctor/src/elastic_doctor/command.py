@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli import (
-    FLAGS,
-    FlagCommand,
-    FlagOption,
-    Flags,
-    meeting_place,
-    plugins_named,
-    warn,
-    without_effect,
-)
+from elastic_core.cli import FLAGS, FlagCommand, FlagOption, Flags, meeting_place, plugins_named, warn, without_effect
 from elastic_core.config import NUMBERED, check_nodes, parse_conf
 from elastic_core.config.parse import NodeRange
 from elastic_core.exit_codes import signalled
@@ -67,8 +58,7 @@ class DoctorCommand(FlagCommand):
 def doctor(*, as_json: bool, **given: Any) -> int:
     """Examine; return the exit code."""
     from elastic_core.host import host_name  # none of this for --help
-    from elastic_doctor import report
-    from elastic_doctor.findings import Finding, verdict
+    from elastic_doctor.findings import Finding, as_json as json_of, line, section, summary, title, verdict
     from elastic_doctor.runner import Signalled, examine_in_process
 
     known = {item.name for item in fields(Flags)}
@@ -79,19 +69,19 @@ def doctor(*, as_json: bool, **given: Any) -> int:
     width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else None
     heading = ""
     if not as_json:
-        click.echo(report.title(backend, endpoint, host_name()))
+        click.echo(title(backend, endpoint, host_name()))
     try:
         with closing(examine_in_process(subject)) as found:
             for finding in found:
                 findings.append(finding)
                 if not as_json:
-                    if (under := report.section(finding)) != heading:
+                    if (under := section(finding)) != heading:
                         heading = under
                         click.echo(f"\n{heading}")
-                    click.echo(report.line(finding, width), color=has_colours(sys.stdout))
+                    click.echo(line(finding, width), color=has_colours(sys.stdout))
     except Signalled as told:
         return signalled(told.signum)
-    click.echo(report.as_json(findings, backend, endpoint) if as_json else f"\n{report.summary(findings, backend)}")
+    click.echo(json_of(findings, backend, endpoint) if as_json else f"\n{summary(findings, backend)}")
     return verdict(findings)
 
 

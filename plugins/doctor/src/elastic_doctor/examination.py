@@ -21,14 +21,13 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.host import advertised_address, endpoint_host, installed_versions
 from elastic_core.plugins import BACKENDS, Catalogue, Plugins
 from elastic_core.rendezvous import RendezvousBackend, RendezvousOptions, RendezvousParameters
-from elastic_doctor import host, speed, store
-from elastic_doctor.findings import Finding, State, ok, refused, skipped, warning, wrong
+from elastic_doctor import host, store
+from elastic_doctor.findings import OF_STORE, Finding, State, ok, refused, skipped, warning, wrong
 
 ANSWER = 3.0
 """Seconds for which anything that has to be answered may keep this process waiting, before it counts as hanging."""
 IMPORT = 120.0  # the same for ``import torch``, which may come from a slow network mount
 
-OF_STORE = ("connect", "connections", "roster", "ledger", "waiting", "isolation", "heartbeat time", "wake-up time")
 _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
 """Variables that torch reads, so that it starts no thread before a store is forked, and prints nothing."""
 
@@ -213,8 +212,8 @@ def _try_operations(subject: Subject, first: RendezvousBackend, report: Report) 
                 "ledger": lambda: store.check_ledger(first, second, at),
                 "waiting": lambda: store.check_wake_up(first, second, at),
                 "isolation": lambda: _isolation(subject, first, at),
-                "heartbeat time": lambda: speed.measure_heartbeats(first, subject.timing, at),
-                "wake-up time": lambda: speed.measure_wake_ups(first, second, at),
+                "heartbeat time": lambda: store.measure_heartbeats(first, subject.timing, at),
+                "wake-up time": lambda: store.measure_wake_ups(first, second, at),
             }
             for name, look in checks.items():
                 check = name

@@ -3,16 +3,14 @@
 General layout, from the command line down to the wire:
 
 * ``plugin`` and ``plugin_v2``: the hooks that core calls: what each backend takes, and its first connection.
-* ``options``: reading ``--rdzv_conf`` and the environment: credentials, certificates, limits of time.
-* ``endpoint``: reading ``HOST[:PORT][,HOST[:PORT]…]``, and looking the names up.
+* ``options``: reading ``HOST[:PORT][,HOST[:PORT]…]``, ``--rdzv_conf`` and the environment: credentials, certificates,
+  limits of time.
 * ``backend``: roster and ledger on API v3: one transaction for each thing that must not come apart.
 * ``backend_v2``: the same on API v2, which changes one key at a time.
 * ``records``: the names of the keys, and the bytes that they hold.
-* ``connection``: one connection to whichever member answers, with every wait bounded; ``client`` and ``cluster``: one
-  over API v3.
-* ``members``: where the members are, for all connections of an agent. ``history``: how fast heartbeats fill the history
-  that etcd keeps.
-* ``gateway``: one socket to one member: JSON out, JSON or a stream of it back. ``refusals`` reads the members' errors.
+* ``connection``: where the members are, and one connection to whichever answers, with every wait bounded; ``client``:
+  one over API v3.
+* ``gateway``: one socket to one member: JSON out, JSON or a stream of it back, or an error.
 * ``watch``: a watch, which a thread listens to.
 * ``client_v2``: python-etcd, kept to one member at a time and to errors of ours.
 * ``torchrun``: the same for plain ``torchrun --rdzv_backend=elastic-etcd``.

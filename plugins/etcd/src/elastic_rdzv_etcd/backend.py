@@ -36,6 +36,7 @@ from elastic_core.rendezvous import (
     RendezvousBackend,
     RosterRow,
     Row,
+    StoreWarning,
     check_size,
     is_number,
     pack_link,
@@ -43,9 +44,7 @@ from elastic_core.rendezvous import (
     quoted,
     unquoted,
 )
-from elastic_rdzv_etcd.client import RANGE, Client, Lost, range_of, text_of
-from elastic_rdzv_etcd.cluster import Cluster
-from elastic_rdzv_etcd.history import history_warning
+from elastic_rdzv_etcd.client import RANGE, Client, Cluster, Lost, range_of, text_of
 from elastic_rdzv_etcd.records import EXPIRY, READER, RENEW, Keys, check_newest
 from elastic_rdzv_etcd.watch import View, Watcher
 
@@ -57,6 +56,13 @@ GRANT, KEEP_ALIVE, REVOKE = "/v3/lease/grant", "/v3/lease/keepalive", "/v3/lease
 LOOK_AGAIN = 15.0
 """Seconds after which a waiter that was told nothing reads all the same: a member may be stuck, its streams open."""
 
+BYTES_PER_HEARTBEAT = 200
+"""The bytes that one heartbeat adds to etcd's history, measured (``benchmarks/RESULTS.md``)."""
+DEFAULT_QUOTA = 2 << 30
+"""Bytes after which etcd takes no more writes, unless ``--quota-backend-bytes`` says otherwise
+(https://etcd.io/docs/latest/op-guide/maintenance/#space-quota)."""
+YOUNG = 1000  # revisions below which a history that was never compacted is no finding
+LEAST_DAYS = 30.0  # days for which a job must fit into the quota; most jobs are shorter
 FEW = 32
 """So many rows are asked for by name, since etcd takes 128 questions at a time; of more, all that there are."""
 
@@ -400,3 +406,26 @@ def _key(kv: Json) -> bytes:
 
 def _value(kv: Json) -> bytes:
     return b64decode(kv.get("value", ""))
+
+
+def days_until_full(nodes: int, beat_interval: float, used: int) -> float:
+    """Return the days until the heartbeats of so many nodes fill the default quota; ``used`` bytes are taken."""
+    return max(0, DEFAULT_QUOTA - used) / (BYTES_PER_HEARTBEAT * nodes / beat_interval) / 86_400
+
+
+def history_warning(
+    *, revision: int, compacted: bool, used: int, max_nodes: int, beat_interval: float, where: str
+) -> StoreWarning | None:
+    """Return a warning if the job fills etcd's quota; None if etcd is compacted, or too young to tell.
+
+    ``used`` is in bytes; ``compacted`` says whether the first revisions were compacted.
+    """
+    days = days_until_full(max_nodes, beat_interval, used)
+    if compacted or revision < YOUNG or days >= LEAST_DAYS:
+        return None
+    span = f"{days:.0f} days" if days >= 2 else f"{24 * days:.1f} hours"
+    return StoreWarning(
+        f"etcd at {where} keeps its whole history: all {revision} revisions, {used >> 20} MiB. The heartbeats of up to "
+        f"{max_nodes} nodes (--nnodes) fill its default quota of 2 GiB in {span}, and then it takes no more writes.",
+        "Start etcd with --auto-compaction-retention=1h, or raise --quota-backend-bytes.",
+    )

@@ -49,7 +49,7 @@ from elastic_core.rendezvous import (
 )
 from elastic_rdzv_etcd.backend import LOOK_AGAIN
 from elastic_rdzv_etcd.client_v2 import ClientV2
-from elastic_rdzv_etcd.members import Members
+from elastic_rdzv_etcd.connection import Members
 from elastic_rdzv_etcd.records import EXPIRY, READER, RENEW
 
 _NO_DIRECTORY = "Not a file"
@@ -314,9 +314,7 @@ def _entry(link: Link) -> str:
 
 
 def _name(name: str) -> str:
-    """Return a name as a part of a path, where a dot, a leading underscore and a percent sign have meanings of their
-    own.
-    """
+    """Return a name as a part of a path, where dots, a leading underscore and percent signs have other meanings."""
     return "-" + quoted(name).replace("%", "=")
 
 

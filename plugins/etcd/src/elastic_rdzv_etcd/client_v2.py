@@ -18,10 +18,9 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
-from elastic_rdzv_etcd.connection import ATTEMPT, Connection
-from elastic_rdzv_etcd.endpoint import Site
+from elastic_rdzv_etcd.connection import ATTEMPT, Connection, Members
 from elastic_rdzv_etcd.gateway import Unreachable, hung_up
-from elastic_rdzv_etcd.members import Members
+from elastic_rdzv_etcd.options import Site
 
 NO_V2 = "404 page not found"  # the answer of a member that does not serve API v2
 _MUTE = (

@@ -1,4 +1,4 @@
-"""The ``--rdzv_conf`` keys of both backends, and what comes from the environment instead.
+"""The endpoint, ``HOST[:PORT][,HOST[:PORT]…]``, the ``--rdzv_conf`` keys of both backends, and their environment.
 
 Every user of the host can read a command line, so no password is taken from there: it comes from a
 file or from the environment, and is never shown.
@@ -7,16 +7,83 @@ file or from the environment, and is never shown.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous import boolean, timeouts
+from elastic_core.rendezvous import HostPort, boolean, timeouts
 
 if TYPE_CHECKING:
     import ssl
+
+DEFAULT_PORT = 2379
+FORM = "HOST[:PORT][,HOST[:PORT]...]"
+
+_HINT = f"Write {FORM}, e.g. etcd0:{DEFAULT_PORT},etcd1:{DEFAULT_PORT}; each may begin with http:// or https://."
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One member of the cluster, as the user named it."""
+
+    host: str
+    port: int = DEFAULT_PORT
+    tls: bool = False
+
+    def __str__(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{HostPort(self.host, self.port)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One numeric address of a member: names are looked up once, since that can stall a thread for seconds."""
+
+    endpoint: Endpoint
+    family: socket.AddressFamily
+    address: str
+
+    def __str__(self) -> str:
+        if self.address == self.endpoint.host:
+            return str(self.endpoint)
+        return f"{self.endpoint} ({self.address})"
+
+
+def parse_endpoints(text: str, *, tls: bool | None = None) -> list[Endpoint]:
+    """Return the endpoints in the order given, each once.
+
+    Args:
+        text: As the user typed it.
+        tls: What an endpoint without a scheme means, and what one with a scheme must not contradict; None: no TLS
+            unless the scheme says so.
+
+    Raises:
+        UsageError: One is not of the form, contradicts ``tls``, or has a password in it, which is not repeated.
+    """
+    if "@" in text:
+        raise UsageError(
+            "--rdzv_endpoint has a user in it, and perhaps a password: every user of this host could read it.",
+            hint="Take out what stands before the @. Say --rdzv_conf user=NAME,password_file=PATH, or set "
+            "ELASTIC_ETCD_USER and ELASTIC_ETCD_PASSWORD.",
+        )
+    found = [_parse_one(part.strip(), text, tls) for part in text.split(",")]
+    return list(dict.fromkeys(found))
+
+
+def _parse_one(part: str, text: str, tls: bool | None) -> Endpoint:
+    scheme, separator, rest = part.partition("://")
+    if not separator:
+        scheme, rest = "https" if tls else "http", part
+    if scheme not in ("http", "https"):
+        raise UsageError(f"--rdzv_endpoint {text!r}: {scheme!r} is neither http nor https.", hint=_HINT)
+    if tls is not None and tls != (scheme == "https"):
+        wanted = "TLS is asked for" if tls else "protocol=http is asked for"
+        raise UsageError(f"--rdzv_endpoint {text!r}: {part!r} is {scheme}, and {wanted}.", hint=_HINT)
+    where = HostPort.parse(rest.removesuffix("/"), DEFAULT_PORT, endpoint=text, hint=_HINT)
+    return Endpoint(where.host, where.port, scheme == "https")
+
 
 USER_VARIABLE, PASSWORD_VARIABLE = "ELASTIC_ETCD_USER", "ELASTIC_ETCD_PASSWORD"
 DEFAULT_PREFIX = "/elastic"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from elastic_core import hookimpl
 from elastic_core.errors import UsageError
 from elastic_core.rendezvous import RendezvousOptions
-from elastic_rdzv_etcd.endpoint import FORM, Endpoint, parse
-from elastic_rdzv_etcd.options import CONF, Options
+from elastic_rdzv_etcd.options import CONF, FORM, Endpoint, Options, parse_endpoints
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous import RendezvousParameters
@@ -38,9 +37,9 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> EtcdBackend:
         return _standalone(params, options)
     if BINARY in params.config:
         raise UsageError(f"--rdzv_conf {BINARY}={params.config[BINARY]!r} means something with --standalone only.")
-    endpoints = parse(params.endpoint, tls=options.tls)
+    endpoints = parse_endpoints(params.endpoint, tls=options.tls)
     from elastic_rdzv_etcd.backend import EtcdBackend  # imports an HTTP client
-    from elastic_rdzv_etcd.cluster import Cluster
+    from elastic_rdzv_etcd.client import Cluster
 
     backend = EtcdBackend(Cluster(endpoints, options), params.run_id)
     backend.check_history(params.max_nodes)
@@ -49,7 +48,7 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> EtcdBackend:
 
 def _standalone(params: RendezvousParameters, options: Options) -> EtcdBackend:
     from elastic_rdzv_etcd.backend import EtcdBackend
-    from elastic_rdzv_etcd.cluster import Cluster
+    from elastic_rdzv_etcd.client import Cluster
     from elastic_rdzv_etcd.sidecar import Sidecar, find_binary
 
     sidecar = Sidecar.start(find_binary(params.config))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from elastic_core import hookimpl
 from elastic_core.errors import PluginError
 from elastic_core.rendezvous import RendezvousOptions
-from elastic_rdzv_etcd.endpoint import FORM, parse
-from elastic_rdzv_etcd.options import CONF, Options
+from elastic_rdzv_etcd.options import CONF, FORM, Options, parse_endpoints
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous import RendezvousParameters
@@ -31,10 +30,10 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> EtcdV2Backend:
         RendezvousConnectionError: No member answers, or none lets us in or serves API v2.
     """
     options = Options.read(params.config)
-    endpoints = parse(params.endpoint, tls=options.tls)
+    endpoints = parse_endpoints(params.endpoint, tls=options.tls)
     try:
         from elastic_rdzv_etcd.backend_v2 import EtcdV2Backend
-        from elastic_rdzv_etcd.members import Members
+        from elastic_rdzv_etcd.connection import Members
     except ImportError as exc:
         raise PluginError(
             f"The etcd-v2 backend needs python-etcd, which cannot be imported: {exc}.",

@@ -10,9 +10,7 @@ from typing import Any
 
 
 def handler() -> Callable[[Any], Any]:
-    """Return the function that makes a handler from torch's parameters (entry point of the group
-    ``torchrun.handlers``).
-    """
+    """Return the function that makes a handler from torch's parameters (entry point of ``torchrun.handlers``)."""
 
     def make(parameters: Any) -> Any:
         from elastic_core.errors import PluginError

@@ -16,8 +16,7 @@ from typing import Any
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_rdzv_etcd.client import RANGE, Client, range_of
-from elastic_rdzv_etcd.gateway import Unreachable
-from elastic_rdzv_etcd.refusals import Refusal
+from elastic_rdzv_etcd.gateway import Refusal, Unreachable
 
 WATCH = "/v3/watch"
 
@@ -157,9 +156,7 @@ class Watcher:
         return view
 
     def view(self, first: bytes, end: bytes | None) -> View | None:
-        """Return these keys, as far as has been told; None where no watch reports them, and no caller has just
-        read them.
-        """
+        """Return these keys as last told; None where no watch reports them, and no caller has just read them."""
         watch, seen, self._seen = self._watch, self._seen, None
         if watch is not None and watch.keys == (first, end) and watch.ended is None:
             return watch.view

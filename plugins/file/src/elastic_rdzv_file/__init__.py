@@ -4,8 +4,6 @@ General layout, from the command line down to the file system:
 
 * ``plugin``: the hooks that core calls: what the backend takes, and how its first connection is made.
 * ``backend``: roster and ledger on top of a few folders. Its docstring lists them.
-* ``job_directory``: the directory of one job: what is in it, and when it may be made.
-* ``records``: how rows, heartbeats and values are spelled. Nothing there touches a file.
 * ``disk``: the operations on files that are atomic on a network mount, too; errors of the file system as ours.
 * ``inotify``: how a waiter learns of changes: the kernel tells of them, or the waiter looks again.
 """

@@ -17,10 +17,14 @@ Heartbeats are files that no process watches.
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import stat
+import struct
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -32,6 +36,7 @@ from elastic_core.rendezvous import (
     Entry,
     HeartbeatReply,
     Link,
+    RecordReader,
     RendezvousBackend,
     RosterRow,
     Row,
@@ -42,6 +47,7 @@ from elastic_core.rendezvous import (
 from elastic_rdzv_file.disk import (
     DELETED,
     PLANTED,
+    Numbered,
     discard,
     fetch,
     overwrite,
@@ -53,16 +59,142 @@ from elastic_rdzv_file.disk import (
     store_errors,
 )
 from elastic_rdzv_file.inotify import Alarm
-from elastic_rdzv_file.job_directory import JobDirectory
-from elastic_rdzv_file.records import (
-    HEARTBEAT_SIZE,
-    Mark,
-    marks_in,
-    pack_heartbeat,
-    reader,
-    rows_in,
-    unpack_heartbeat,
-)
+
+HEARTBEAT_SIZE = 16  # the bytes of a heartbeat
+
+_KEY = re.compile(r"[0-9]{8,}-(.+)")
+_MARK = re.compile(r"([0-9]{8,})-(.+)\.([0-9]+)")
+_HEARTBEAT = struct.Struct(">QQ")
+_ONES = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """A row, as the name of its file in ``roster/`` tells it."""
+
+    serial: int
+    name: str  # the node id, as :func:`~elastic_rdzv_file.disk.safe_name` spells it
+    revision: int
+
+    @property
+    def key(self) -> str:
+        """The part that stays the same while the revision grows."""
+        return f"{self.serial:08d}-{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.key}.{self.revision}"
+
+
+def marks_in(names: Iterable[str]) -> dict[str, Mark]:
+    """Return every row's newest mark among the names of files, by the row's name. Files of others are passed over."""
+    marks: dict[str, Mark] = {}
+    for text in names:
+        if (match := _MARK.fullmatch(text)) is not None:
+            mark = Mark(int(match[1]), match[2], int(match[3]))
+            marks[mark.name] = max(mark, marks.get(mark.name, mark))
+    return marks
+
+
+def rows_in(keys: Iterable[str]) -> set[str]:
+    """Return the names of rows among the keys of marks (:attr:`Mark.key`). Files of others are passed over."""
+    return {match[1] for key in keys if (match := _KEY.fullmatch(key)) is not None}
+
+
+def reader(path: str) -> RecordReader:
+    """Return the reader of the record in a file."""
+    return RecordReader(repr(path), PLANTED)
+
+
+def pack_heartbeat(count: int) -> bytes:
+    """Return the count and its complement, so that a torn read is seen to be one."""
+    return _HEARTBEAT.pack(count, count ^ _ONES)
+
+
+def unpack_heartbeat(content: bytes) -> int | None:
+    """Return the count; None when the read was torn, and is to be repeated."""
+    if len(content) != HEARTBEAT_SIZE:
+        return None
+    count, complement = _HEARTBEAT.unpack(content)
+    return int(count) if count ^ complement == _ONES else None
+
+
+class JobDirectory:
+    """The paths in one job's directory, and the shared memory of its connections."""
+
+    def __init__(self, directory: str, *, parent_is_ours: bool = False, shared: bool = False) -> None:
+        self.directory = directory
+        self._shared = shared
+        self._parent = os.path.dirname(directory)
+        self._parent_is_ours = parent_is_ours
+        self.ledger = Numbered(f"{directory}/ledger")
+        self.serials = Numbered(f"{directory}/serials")
+        self.roster = f"{directory}/roster"
+        self.values = f"{directory}/values"
+        self.heartbeats = f"{directory}/heartbeats"
+        self.scratch = f"{directory}/scratch"
+        self._device: int | None = None  # the file system that it was on when it was first seen
+
+    def make(self) -> None:
+        """Make the directories that are not there, also when they were deleted under a running job.
+
+        Only this job's user may enter: who can write here decides what the job does, and incidents quote its output.
+        Users that share a job make the directory themselves, with the mode they want, and say that it is shared.
+
+        Raises:
+            RendezvousStateError: The job's directory is not one, or was planted by another user.
+            RendezvousConnectionError: It cannot be made, or its file system is no longer mounted there.
+        """
+        with store_errors(self.directory):
+            self._check_mount()
+            with suppress(FileExistsError):
+                os.mkdir(self.directory, 0o700)
+            status = os.lstat(self.directory)
+            if not stat.S_ISDIR(status.st_mode):
+                raise RendezvousStateError(f"{self.directory!r} is not a directory.", hint=PLANTED)
+            if not self._shared:
+                self._check_private(status)
+            numbered = (self.ledger.directory, self.serials.directory)
+            for part in (*numbered, self.roster, self.values, self.heartbeats, self.scratch):
+                Path(part).mkdir(exist_ok=True)
+
+    def erase(self) -> None:
+        """Delete it, with all that is in it; and its parent if that was made for it, and no other job is there.
+
+        Raises:
+            OSError: That is not permitted.
+        """
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.directory)
+        if self._parent_is_ours:
+            with suppress(OSError):  # another process is there
+                os.rmdir(self._parent)
+
+    def _check_private(self, status: os.stat_result) -> None:
+        """Refuse a directory in which others decide: they own it, or all users may write there."""
+        mode, fault = stat.S_IMODE(status.st_mode), ""
+        if status.st_uid not in (os.geteuid(), 0):
+            fault = f"belongs to another user ({status.st_uid})"
+        elif mode & stat.S_IWOTH:
+            fault = f"can be written to by every user (mode {mode:04o})"
+        if fault:
+            raise RendezvousStateError(
+                f"{self.directory!r} {fault}: every writer there decides what the job does.",
+                hint="Use a directory of this user's. If several users are to share the job, or the file server has "
+                "other user ids than this host, say --rdzv_conf shared=true.",
+            )
+
+    def _check_mount(self) -> None:
+        """Refuse to begin anew, each host for itself, on the bare mount point of a share that is gone."""
+        device = os.stat(self._parent).st_dev
+        if self._device is None:
+            self._device = device
+        elif device != self._device:
+            raise RendezvousConnectionError(
+                f"The rendezvous directory does not work: another file system is mounted at "
+                f"{self._parent!r} than before, or none.",
+                hint="Mount it again: the nodes of a job meet there.",
+            )
+
 
 _TORN = 10
 """Reads of a heartbeat that may be torn in a row, before it counts as something else than a heartbeat."""

@@ -30,9 +30,7 @@ _T = TypeVar("_T")
 
 
 def safe_name(text: str) -> str:
-    """Return a file name for any text: readable, without dots in front or slashes, and different for different
-    texts.
-    """
+    """Return a file name for any text: readable, without leading dots or slashes, different for different texts."""
     name = quote(text, safe="", errors="surrogateescape") or "%"
     if name.startswith("."):
         name = "%2E" + name[1:]

@@ -3,10 +3,9 @@
 General layout, from the command line down to the wire:
 
 * ``plugin``: the hooks that core calls: what the backend takes, and how its first connection is made.
-* ``endpoint``: reading ``HOST[:PORT]``, ``redis://``, ``rediss://`` and ``unix://``.
-* ``options``: reading ``--rdzv_conf``; credentials, and where they come from.
-* ``connect``: from an endpoint to a connection: names, sentinels, TLS, and whether the server will do. ``capacity``:
-  how many clients the server takes, and whether a job fits.
+* ``options``: reading ``HOST[:PORT]``, ``redis://``, ``rediss://``, ``unix://``, and ``--rdzv_conf``; credentials, and
+  where they come from.
+* ``connect``: from an endpoint to a connection: names, sentinels, TLS, and whether the server will do.
 * ``backend``: roster and ledger on top of a few keys. Here is what they hold.
 * ``scripts``: what the server does in one atomic step each.
 * ``client``: one connection, with every wait bounded and every error one of ours.

@@ -13,6 +13,7 @@ woken for long.
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Collection
@@ -37,12 +38,13 @@ from elastic_core.rendezvous import (
     quoted,
 )
 from elastic_rdzv_redis import scripts
-from elastic_rdzv_redis.capacity import capacity_warning
 from elastic_rdzv_redis.client import Client
 from elastic_rdzv_redis.connect import Dialler
 
 LONGEST_SLEEP = 5.0
 """Seconds that a waiter sleeps at a time. Changes wake it; this is for a server that hangs and closes no connection."""
+CONNECTIONS_PER_NODE = 4
+"""Connections that a node has to the server: those of its reader, its writer and its heartbeat, and its first one."""
 _LAYOUT = 2  # the version of what the keys hold; it is in their names, so that others never read each other's
 
 _T = TypeVar("_T")
@@ -297,3 +299,23 @@ _WHO = "Another program has written there: use another --rdzv_id, or keep others
 
 def _text(name: bytes) -> str:
     return name.decode(errors="surrogateescape")
+
+
+def capacity_warning(clients: str, max_nodes: int, where: str) -> StoreWarning | None:
+    """Return a warning if the server will refuse some nodes of a job; None if all fit, or if it does not tell.
+
+    ``clients`` is the answer to ``INFO clients`` (https://redis.io/docs/latest/commands/info/).
+    """
+    told = {name: int(value) for name, value in re.findall(r"^(\w+):(\d+)\s*$", clients, re.MULTILINE)}
+    if "maxclients" not in told:
+        return None
+    others = max(0, told.get("connected_clients", 1) - 1)
+    needed = others + CONNECTIONS_PER_NODE * max_nodes
+    if needed <= told["maxclients"]:
+        return None
+    return StoreWarning(
+        f"The Redis server at {where} takes {told['maxclients']} clients (maxclients). The job may have {max_nodes} "
+        f"nodes (--nnodes), each with {CONNECTIONS_PER_NODE} connections, and there are {others} other clients: in all "
+        f"{needed}.",
+        "Raise maxclients, and the server's limit of open files with it.",
+    )

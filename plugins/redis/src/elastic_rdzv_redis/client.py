@@ -206,9 +206,7 @@ class Client:
 
 
 def _said(exc: Exception) -> str:
-    """Return the server's own words, on one line. redis-py cuts off the first of them where it knows it; put it
-    back.
-    """
+    """Return the server's own words, on one line, with the first one, which redis-py cuts off where it knows it."""
     said = " ".join(str(exc).split()).partition(_ECHO)[0]
     prefixes: dict[type[Exception], str] = {
         redis.exceptions.NoPermissionError: "NOPERM",

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core import hookimpl
 from elastic_core.rendezvous import RendezvousOptions
-from elastic_rdzv_redis.endpoint import FORM
-from elastic_rdzv_redis.options import CONF, Options
+from elastic_rdzv_redis.options import CONF, FORM, Options
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous import RendezvousParameters

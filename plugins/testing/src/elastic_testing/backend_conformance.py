@@ -22,14 +22,17 @@ The other suites ask for one fixture more each, or two, for what they do to the 
 
 from __future__ import annotations
 
-from elastic_testing.held_suite import HeldLineConformance, SilentLineConformance
-from elastic_testing.ledger_suite import JobConformance, LedgerConformance
-from elastic_testing.line_suite import LineConformance
+from elastic_testing.line_suite import HeldLineConformance, LineConformance, SilentLineConformance
+from elastic_testing.operation_suite import (
+    HeartbeatConformance,
+    JobConformance,
+    LedgerConformance,
+    RosterConformance,
+    WaitConformance,
+)
 from elastic_testing.process_suite import ProcessConformance
 from elastic_testing.restart_suite import RestartConformance
-from elastic_testing.roster_suite import HeartbeatConformance, RosterConformance
 from elastic_testing.run_suite import PlantConformance, RunConformance
-from elastic_testing.wait_suite import WaitConformance
 
 __all__ = [
     "BackendConformance",
@@ -43,11 +46,6 @@ __all__ = [
 
 
 class BackendConformance(
-    LedgerConformance,
-    RosterConformance,
-    HeartbeatConformance,
-    WaitConformance,
-    JobConformance,
-    RunConformance,
+    LedgerConformance, RosterConformance, HeartbeatConformance, WaitConformance, JobConformance, RunConformance
 ):
     """Tests of every backend. Override the fixture ``make_backend``: a function from a run id to a connection."""

@@ -80,9 +80,7 @@ def contradiction(steps: Sequence[Step], initial: State) -> Contradiction | None
 def _linearized(
     steps: Sequence[Step], configurations: Iterable[Configuration], pending: set[int], number: int
 ) -> set[Configuration]:
-    """Return the configurations in which a call has taken effect, perhaps after others that are pending; without that
-    call.
-    """
+    """Return the configurations after a call has taken effect, perhaps after other pending ones; without that call."""
     explored, to_explore = set(configurations), list(configurations)
     found: set[Configuration] = set()
     while to_explore:

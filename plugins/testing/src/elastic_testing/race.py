@@ -97,9 +97,7 @@ def race(bodies: Iterable[Callable[[], _T]]) -> list[_T]:
 
 
 def outcome(future: Future[_T], within: float, otherwise: str) -> _T:
-    """Return what a thread returned or raised; fails, saying ``otherwise``, if it does neither within that many
-    seconds.
-    """
+    """Return what a thread returned or raised; fails with ``otherwise`` if it does neither ``within`` that time (s)."""
     done, _ = wait([future], within)
     assert done, otherwise
     return future.result()

@@ -254,9 +254,7 @@ def replaced(name: str = LAUNCHER) -> tuple[str, str]:
 
 
 def program(line: Sequence[str]) -> str:
-    """Return a command line in one or two words: ``accelerate launch`` for ``/env/bin/python /env/bin/accelerate
-    launch``.
-    """
+    """Return a command line in one or two words: ``accelerate launch`` for ``python /env/bin/accelerate launch``."""
     words = [word for word in line if word]
     if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
         while words[1:] and words[1].startswith("-"):

@@ -210,10 +210,7 @@ def _parse_card(rank: int, value: Any) -> Card:
         if card.local_world_size < 1 or card.restarts < 0 or not 0 <= card.port < 1 << 16:
             raise ValueError("a number is out of range")
     except (TypeError, ValueError) as exc:
-        raise RendezvousStateError(
-            f"What node {rank} says of itself cannot be read: {exc}.",
-            hint=_OWN_KEYS,
-        ) from exc
+        raise RendezvousStateError(f"What node {rank} says of itself cannot be read: {exc}.", hint=_OWN_KEYS) from exc
     return card
 
 
