@@ -177,7 +177,7 @@ class Crowd:
 
                 count_requests(StoreClient, "_asking")
             case "redis":
-                from elastic_rdzv_redis.client import Client as RedisClient
+                from elastic_rdzv_redis.connect import Client as RedisClient
 
                 count_requests(RedisClient, "_ask")
             case "etcd":

@@ -8,8 +8,7 @@ import pytest
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.options import HostPort
-from elastic_rdzv_c10d.endpoint import Address, find_site
-from elastic_rdzv_c10d.search import Patience, Search, resolve
+from elastic_rdzv_c10d.endpoint import Address, Patience, Search, find_site, resolve
 
 LOOPBACK = Address(socket.AF_INET, "127.0.0.1", 1)
 ELSEWHERE = Address(socket.AF_INET, "192.0.2.7", 29400)

@@ -14,8 +14,7 @@ from redis_servers import redis_server
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.rendezvous.options import HostPort
 from elastic_rdzv_c10d.client import StoreClient
-from elastic_rdzv_c10d.endpoint import Address, Site
-from elastic_rdzv_c10d.search import SOON, Patience, Search, backend_of, resolve
+from elastic_rdzv_c10d.endpoint import SOON, Address, Patience, Search, Site, backend_of, resolve
 
 NOWHERE = Address(socket.AF_INET, "255.255.255.255", 29400)
 """Everybody at once: the kernel answers ENETUNREACH to who would connect, whatever the routes are."""

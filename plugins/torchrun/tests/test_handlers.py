@@ -35,8 +35,8 @@ from elastic_core.session.runtime import RUNTIME, Runtime
 from elastic_testing.race import PATIENCE, background
 from elastic_torchrun import errors, handlers
 from elastic_torchrun.foreign.exchange import parse_answer
-from elastic_torchrun.handlers import TorchrunHandler, stores
-from elastic_torchrun.handlers.handler import close_run, command_of
+from elastic_torchrun.handlers import stores
+from elastic_torchrun.handlers.handler import TorchrunHandler, close_run, command_of
 from elastic_torchrun.handlers.stores import EXIT_BARRIER
 from elastic_torchrun.rendezvous_api import RendezvousHandler, RendezvousInfo
 

@@ -17,15 +17,15 @@ from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_core.worker.error_file import record
 from elastic_torchrun.errors import is_graceful_exit
 from elastic_torchrun.foreign import registry
-from elastic_torchrun.launch import ChildFailedError, ProcessFailure, SignalException
-from elastic_torchrun.launch_config import LaunchConfig
-from elastic_torchrun.local_agent import RunResult, Std, WorkerState, to_map
-from elastic_torchrun.rendezvous import (
+from elastic_torchrun.handlers import (
     RendezvousGracefulExitError,
     get_rendezvous_handler,
     launch_settings,
     rendezvous_handler_registry,
 )
+from elastic_torchrun.launch import ChildFailedError, ProcessFailure, SignalException
+from elastic_torchrun.launch_config import LaunchConfig
+from elastic_torchrun.local_agent import RunResult, Std, WorkerState, to_map
 from elastic_torchrun.rendezvous_api import RendezvousHandler
 from elastic_torchrun.torch_names import MODULES
 

@@ -44,10 +44,8 @@ class SqliteBackend(RendezvousBackend):
         self._path = path
         self._job = job
         self._closed = False
-        self._busy = threading.Lock()
-        """Held in a transaction."""
-        self._resting = threading.Lock()
-        """Held while the bell is listened to."""
+        self._busy = threading.Lock()  # held in a transaction
+        self._resting = threading.Lock()  # held while the bell is listened to
         with contextlib.ExitStack() as stack:
             try:
                 self._turnstile = stack.enter_context(open(f"{path}.lock", "w"))

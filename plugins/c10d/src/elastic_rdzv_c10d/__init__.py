@@ -4,8 +4,7 @@ General layout, from the command line down to the wire:
 
 * ``plugin``: the hooks that core calls: what the backend takes, and how its first connection is made.
 * ``static``: the backend ``static``, whose nodes are numbered by hand.
-* ``endpoint``: reading ``HOST[:PORT]``, and finding out whether the store belongs on this host.
-* ``search``: looking for the agent that hosts it, which may start later.
+* ``endpoint``: whether the store belongs on this host, and the search for the agent that hosts it elsewhere.
 * ``server``: the process that holds the store, and that ends with the agent that started it.
 * ``backend``: roster and ledger on top of a key-value store. Here is the protocol of keys.
 * ``records``: the names of the keys, and the bytes that they hold.

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from elastic_core import hookimpl
 from elastic_core.errors import UsageError
 from elastic_core.rendezvous import FORM, TOKEN_VARIABLE, HostPort, RendezvousOptions, StoreWarning, boolean, timeouts
-from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, Address, find_site
-from elastic_rdzv_c10d.search import Patience, Search, resolve
+from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, Address, Patience, Search, find_site, resolve
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous import RendezvousParameters

@@ -36,25 +36,6 @@ SEVERAL = NodeRange(1, 2)
 WIDEST = 120  # columns that lines have at most, on a terminal
 
 
-class DoctorCommand(FlagCommand):
-    """``elastic doctor``: takes flags of ``elastic run``."""
-
-    def __init__(self) -> None:
-        as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object, for programs.")
-        super().__init__(
-            "doctor",
-            callback=doctor,
-            params=[*(FlagOption(flag) for flag in FLAGS if flag.name in TAKEN), as_json],
-            help="Check from this host whether the nodes can reach each other with these flags of `elastic run`. If "
-            "not, name the problem and its remedy.\n\nThe command connects to the store, performs every operation of a "
-            "job under an unused job id, measures how long each takes, and deletes its data. It also checks this "
-            "host's address, names and limits. Jobs that use the same store are not affected.",
-            epilog="The exit code is 0 if the command finds no error, else that of `elastic run` "
-            "(docs/reference/exit_codes.md): 69 if the store is unreachable, 76 if it gives invalid answers, 2 for "
-            "a wrong flag. Flags may be written with - or _, and are also read from PET_<FLAG>.",
-        )
-
-
 def doctor(*, as_json: bool, **given: Any) -> int:
     """Examine; return the exit code."""
     from elastic_core.host import host_name  # none of this for --help
@@ -127,4 +108,18 @@ def subject_of(flags: Flags) -> Subject:
     )
 
 
-command = DoctorCommand()
+command = FlagCommand(
+    "doctor",
+    callback=doctor,
+    params=[
+        *(FlagOption(flag) for flag in FLAGS if flag.name in TAKEN),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object, for programs."),
+    ],
+    help="Check from this host whether the nodes can reach each other with these flags of `elastic run`. If not, name "
+    "the problem and its remedy.\n\nThe command connects to the store, performs every operation of a job under an "
+    "unused job id, measures how long each takes, and deletes its data. It also checks this host's address, names and "
+    "limits. Jobs that use the same store are not affected.",
+    epilog="The exit code is 0 if the command finds no error, else that of `elastic run` "
+    "(docs/reference/exit_codes.md): 69 if the store is unreachable, 76 if it gives invalid answers, 2 for a wrong "
+    "flag. Flags may be written with - or _, and are also read from PET_<FLAG>.",
+)

@@ -38,8 +38,7 @@ from elastic_core.rendezvous import (
     quoted,
 )
 from elastic_rdzv_redis import scripts
-from elastic_rdzv_redis.client import Client
-from elastic_rdzv_redis.connect import Dialler
+from elastic_rdzv_redis.connect import Client, Dialler
 
 LONGEST_SLEEP = 5.0
 """Seconds that a waiter sleeps at a time. Changes wake it; this is for a server that hangs and closes no connection."""

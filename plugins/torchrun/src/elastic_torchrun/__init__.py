@@ -15,12 +15,12 @@ General layout:
   when the job fails.
 * ``launch``: torch's Python names for a job, and for its failures. ``launch_config`` turns their arguments into a run.
   ``call``: workers that are Python functions. ``local_agent``: agents as objects, ``LocalElasticAgent`` and ``Std``.
-* ``rendezvous_api``: torch's interface of a rendezvous handler. ``rendezvous``: its registry of handlers. ``errors``:
-  torch's errors and ours, each in the other's place.
+* ``rendezvous_api``: torch's interface of a rendezvous handler. ``errors``: torch's errors and ours, each in the
+  other's place.
 * ``timers``: the two limits of torch's agent for a hung worker, as a monitor.
 * ``torch_names``: the table of torch's names under core's package, which are these or torch's own.
 * ``foreign``: jobs of ``elastic run`` over rendezvous handlers of others, such as torch's own.
-* ``handlers``: the handlers that plain torchrun finds for our backends.
+* ``handlers``: the handlers that plain torchrun finds for our backends, and torch's registry of handlers.
 
 The variable is taken out of the environment before workers start: what a worker starts by itself is not the launcher's
 business, and finds torch's own torchrun.

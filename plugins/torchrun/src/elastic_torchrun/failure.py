@@ -8,8 +8,6 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from elastic_core.errors import ElasticError
 from elastic_torchrun import launch
 
-NO_ERROR_FILE = "<N/A>"
-
 
 class JobFailed(ChildFailedError, SystemExit):
     """torch's ``ChildFailedError``, for a program that catches it. One that does not exits as ``elastic run`` does."""
@@ -20,7 +18,7 @@ class JobFailed(ChildFailedError, SystemExit):
         if incident is not None and incident.rank is not None:
             rank, local_rank, pid = incident.rank, incident.local_rank or 0, incident.pid or -1
             exit_code = incident.exit_code or code
-        failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exit_code, error_file=NO_ERROR_FILE)
+        failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exit_code, error_file=launch.NOT_AVAILABLE)
         if incident is not None and exit_code >= 0:
             failure.message = incident.detail or incident.message or failure.message
         super().__init__("elastic run", {rank: failure})

@@ -30,7 +30,7 @@ from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, confi
 __all__ = ["ChildFailedError", "LaunchConfig", "ProcessFailure", "SignalException", "elastic_launch", "launch_agent"]
 
 
-NOT_AVAILABLE = "<N/A>"  # torch's text for the name of no signal
+NOT_AVAILABLE = "<N/A>"  # torch's text for the name of no signal, and of no error file
 _NO_DATA: Mapping[str, Any] = MappingProxyType({"message": NO_MESSAGE})
 
 

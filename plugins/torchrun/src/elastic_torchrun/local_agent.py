@@ -168,7 +168,7 @@ class LocalElasticAgent:
         with ExitStack() as stack:
             given = {**self._of_spec(role), **{name: value for name, value in self._given.items() if value is not None}}
             if spec.rdzv_handler is not None:
-                from elastic_torchrun.rendezvous import launch_settings
+                from elastic_torchrun.handlers import launch_settings
 
                 given.update(
                     launch_settings(spec.rdzv_handler)

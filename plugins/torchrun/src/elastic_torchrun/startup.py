@@ -14,7 +14,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -53,7 +52,9 @@ class Finder:
             if finder is self or not hasattr(finder, "find_spec"):  # one of an older kind, which Python passes over
                 continue
             if (spec := finder.find_spec(name, path, target)) is not None:
-                return _with_our_loader(spec)
+                if spec.loader is not None:
+                    spec.loader = Loader(spec.loader)  # type: ignore[assignment]  # it has all that a loader must have
+                return spec
         return None
 
 
@@ -78,12 +79,6 @@ class Loader:
         if name != LAUNCHER:
             return self._torchs.get_code(name)  # type: ignore[no-any-return]  # a loader's
         return compile(f"import sys\nfrom {name} import main\nsys.exit(main())", f"<{name}>", "exec")
-
-
-def _with_our_loader(spec: ModuleSpec) -> ModuleSpec:
-    if spec.loader is not None:
-        spec.loader = Loader(spec.loader)  # type: ignore[assignment]  # it has all that a loader must have
-    return spec
 
 
 def install() -> None:

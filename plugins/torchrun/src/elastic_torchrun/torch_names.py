@@ -30,7 +30,7 @@ _RENDEZVOUS = {
     "RendezvousTimeoutError",
     "elastic_core.rendezvous": "RendezvousParameters",
     "elastic_torchrun.rendezvous_api": "BootstrapStoreInfo HandlerAnswer RendezvousHandler RendezvousInfo",
-    "elastic_torchrun.rendezvous": "RendezvousGracefulExitError RendezvousHandlerCreator rendezvous_handler_registry",
+    "elastic_torchrun.handlers": "RendezvousGracefulExitError RendezvousHandlerCreator rendezvous_handler_registry",
     f"{TORCHS}.rendezvous": "RendezvousHandlerRegistry RendezvousStoreInfo",
 }
 _SAMPLER = {"elastic_torch": "ElasticDistributedSampler"}
@@ -77,7 +77,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "rendezvous.api": _RENDEZVOUS,
     "rendezvous.registry": {
         "elastic_torchrun.foreign.registry": "find names register unregister using",
-        "elastic_torchrun.rendezvous": "get_rendezvous_handler",
+        "elastic_torchrun.handlers": "get_rendezvous_handler",
     },
     "run": {
         "elastic_torchrun.launcher": "main run",

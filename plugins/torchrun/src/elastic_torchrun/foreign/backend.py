@@ -35,7 +35,6 @@ from elastic_core.protocol import (
     Open,
     Phase,
     Round,
-    Slots,
     decode_entry,
     decode_row,
     encode_entry,
@@ -357,7 +356,16 @@ class HandlerNode(MemoryStore):
             if own is None or entry is None:
                 raise exchange.Cancelled
             offer = self._offer(info, shares) if info.rank == 0 else Offer("", 0, "")
-        mine = exchange.Card.of(own.info, offer, restarts=entry.counters.restarts)
+        mine = exchange.Card(
+            node_id=own.info.node_id,
+            host=str(own.info),
+            role=own.info.role,
+            local_world_size=own.info.local_world_size,
+            restarts=entry.counters.restarts,
+            address=offer.address,
+            port=offer.port,
+            hosted=offer.hosted,
+        )
         cards = exchange.exchange(info, mine, self._pause)
         with self.changed:
             self._info, self._met, self._offer_id = info, cards, offer.id or uuid.uuid4().hex
@@ -453,7 +461,6 @@ def _peer(own: NodeInfo, node_id: str, host: str, local_world_size: int, role: s
         host=host,
         host_id="",
         slot=0,
-        slots=Slots(),
         local_world_size=local_world_size,
         role=role,
         versions=own.versions,

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from elastic_core.errors import RendezvousStateError, RendezvousTimeoutError
-from elastic_core.protocol import HOSTS_BYTES, Member, NodeInfo, Offer, Round, fit_names
+from elastic_core.protocol import HOSTS_BYTES, Member, Offer, Round, fit_names
 from elastic_torchrun.rendezvous_api import BootstrapStoreInfo, RendezvousInfo
 
 CARD_KEY_PREFIX = "elastic/node/"  # prefix of the keys of the cards, each followed by a node's rank
@@ -38,23 +38,9 @@ class Card:
     role: str
     local_world_size: int
     restarts: int = 0  # restarts that the job has spent, as far as the node knows
-    address: str = ""  # the address of the workers' store, if this is rank 0
+    address: str = ""  # the place of the workers' store, if this is rank 0
     port: int = 0
     hosted: bool = False  # whether a store listens there
-
-    @classmethod
-    def of(cls, info: NodeInfo, offer: Offer, *, restarts: int) -> Card:
-        """Return the card of a node; ``offer`` is the place of the workers' store, if this is rank 0."""
-        return cls(
-            node_id=info.node_id,
-            host=str(info),
-            role=info.role,
-            local_world_size=info.local_world_size,
-            restarts=restarts,
-            address=offer.address,
-            port=offer.port,
-            hosted=offer.hosted,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -438,7 +438,8 @@ def command_of(argv: Sequence[str], host: str) -> Command:
 
     It is empty where this process is no torchrun.
     """
-    if not _is_torchrun(argv[0] if argv else ""):
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if os.path.basename(argv[0] if argv else "") != "torchrun" and (main is None or main.name != LAUNCHER):
         return Command()
     try:
         given = import_module(LAUNCHER).get_args_parser().parse_args(list(argv[1:]))
@@ -446,11 +447,6 @@ def command_of(argv: Sequence[str], host: str) -> Command:
     except (ImportError, AttributeError, SystemExit):  # another torch, which has other flags
         return Command()
     return Command(name=name_of(program), arguments=arguments_digest(program, host), role=given.role)
-
-
-def _is_torchrun(started_as: str) -> bool:
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return os.path.basename(started_as) == "torchrun" or (main is not None and main.name == LAUNCHER)
 
 
 def _kind(given: object) -> ProgramKind:
