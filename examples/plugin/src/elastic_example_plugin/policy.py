@@ -8,8 +8,7 @@ from __future__ import annotations
 from elastic_core import hookimpl
 from elastic_core.incidents import Action, Incident, Verdict
 
-USAGE_ERROR = 2
-"""The exit code of argparse."""
+USAGE_ERROR = 2  # the exit code of argparse
 
 
 @hookimpl

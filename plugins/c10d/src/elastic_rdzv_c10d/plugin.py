@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING
 
 from elastic_core import hookimpl
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous import FORM, TOKEN_VARIABLE, HostPort, RendezvousOptions, StoreWarning, boolean, timeouts
+from elastic_core.rendezvous import (
+    FORM,
+    TOKEN_VARIABLE,
+    HostPort,
+    RendezvousOptions,
+    RendezvousParameters,
+    StoreWarning,
+    boolean,
+    timeouts,
+)
 from elastic_rdzv_c10d.endpoint import DEFAULT_PORT, Address, Patience, Search, find_site, resolve
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous import RendezvousParameters
     from elastic_rdzv_c10d.backend import C10dBackend
 
 

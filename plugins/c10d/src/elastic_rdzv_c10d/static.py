@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from elastic_core import hookimpl
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous import FORM, RendezvousOptions
+from elastic_core.rendezvous import FORM, RendezvousOptions, RendezvousParameters
 from elastic_rdzv_c10d.plugin import Options, connect
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous import RendezvousParameters
     from elastic_rdzv_c10d.backend import C10dBackend
 
 

@@ -9,9 +9,8 @@ General layout, from the command line down to the wire:
 * ``backend_v2``: the same on API v2, which changes one key at a time.
 * ``records``: the names of the keys, and the bytes that they hold.
 * ``connection``: where the members are, and one connection to whichever answers, with every wait bounded; ``client``:
-  one over API v3.
+  one over API v3, and its watches, to each of which a thread listens.
 * ``gateway``: one socket to one member: JSON out, JSON or a stream of it back, or an error.
-* ``watch``: a watch, which a thread listens to.
 * ``client_v2``: python-etcd, kept to one member at a time and to errors of ours.
 * ``torchrun``: the same for plain ``torchrun --rdzv_backend=elastic-etcd``.
 * ``sidecar`` and ``sidecar_main``: an etcd of this agent's own, for ``--standalone``.

@@ -44,9 +44,8 @@ from elastic_core.rendezvous import (
     quoted,
     unquoted,
 )
-from elastic_rdzv_etcd.client import RANGE, Client, Cluster, Lost, range_of, text_of
+from elastic_rdzv_etcd.client import RANGE, Client, Cluster, Lost, View, Watcher, range_of, text_of
 from elastic_rdzv_etcd.records import EXPIRY, READER, RENEW, Keys, check_newest
-from elastic_rdzv_etcd.watch import View, Watcher
 
 if TYPE_CHECKING:
     from elastic_rdzv_etcd.sidecar import Sidecar

@@ -49,8 +49,7 @@ class Members:
         self.context: ssl.SSLContext | None = options.context() if any(endpoint.tls for endpoint in endpoints) else None
         self._endpoints = list(endpoints)
         self._lock = threading.Lock()
-        self._known: dict[Endpoint, list[Site]] = {}
-        """The addresses of each name when the resolver last knew it."""
+        self._known: dict[Endpoint, list[Site]] = {}  # the addresses of each name when the resolver last knew it
         self._asking: dict[Endpoint, Future[None]] = {}
         self._favourite: Site | None = None
         unknown = self._look_up(LOOK_UP)

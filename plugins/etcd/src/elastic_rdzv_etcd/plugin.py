@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from elastic_core import hookimpl
 from elastic_core.errors import UsageError
-from elastic_core.rendezvous import RendezvousOptions
+from elastic_core.rendezvous import RendezvousOptions, RendezvousParameters
 from elastic_rdzv_etcd.options import CONF, FORM, Endpoint, Options, parse_endpoints
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous import RendezvousParameters
     from elastic_rdzv_etcd.backend import EtcdBackend
 
 BINARY = "etcd_binary"

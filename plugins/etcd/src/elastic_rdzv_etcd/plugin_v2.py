@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from elastic_core import hookimpl
 from elastic_core.errors import PluginError
-from elastic_core.rendezvous import RendezvousOptions
+from elastic_core.rendezvous import RendezvousOptions, RendezvousParameters
 from elastic_rdzv_etcd.options import CONF, FORM, Options, parse_endpoints
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous import RendezvousParameters
     from elastic_rdzv_etcd.backend_v2 import EtcdV2Backend
 
 

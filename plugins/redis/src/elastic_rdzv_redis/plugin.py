@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_core import hookimpl
-from elastic_core.rendezvous import RendezvousOptions
+from elastic_core.rendezvous import RendezvousOptions, RendezvousParameters
 from elastic_rdzv_redis.options import CONF, FORM, Options
 
 if TYPE_CHECKING:
-    from elastic_core.rendezvous import RendezvousParameters
     from elastic_rdzv_redis.backend import RedisBackend
 
 

@@ -43,8 +43,6 @@ REQUESTS_A_LOSS = 50
 LONGEST_WAIT = 0.01  # seconds that a call of wait() may take
 POLL = 0.002  # seconds between two looks at what workers have done, and between two attempts to connect
 
-Opens = Callable[[str], RendezvousBackend]
-
 
 class LinearizabilityConformance(Connections):
     """Part of the suites for processes, bad lines and restarts, and tried with as many of these as a test class has."""
@@ -76,7 +74,7 @@ class LinearizabilityConformance(Connections):
 class Worker:
     """One process's calls."""
 
-    def __init__(self, name: str, opens: Opens, line: BadLine, seed: str) -> None:
+    def __init__(self, name: str, opens: MakeBackend, line: BadLine, seed: str) -> None:
         self.calls: list[Call] = []
         self._name, self._line, self._random = name, line, random.Random(f"{seed} {name}")
         self._first = _insist(lambda: opens(JOB))
@@ -188,7 +186,7 @@ class Worker:
 
 
 def work(
-    opens: Opens, line: BadLine, keeper: Keeper | None, *, calls: int, seconds: float, restarts: int, seed: str
+    opens: MakeBackend, line: BadLine, keeper: Keeper | None, *, calls: int, seconds: float, restarts: int, seed: str
 ) -> list[Call]:
     """Let workers make calls at once, lose some of their requests, restart the store, and read all of it in the end.
 
@@ -217,7 +215,7 @@ def work(
     return [*history, *end.calls]
 
 
-def is_shared(opens: Opens) -> bool:
+def is_shared(opens: MakeBackend) -> bool:
     """Return True if a forked process reaches the same store, which is then not in this one's memory."""
     with closing(opens("shared")) as store:
         process = _forked(_enter, opens)
@@ -229,7 +227,7 @@ def is_shared(opens: Opens) -> bool:
 class Workers:
     """Workers that begin at once, as processes or threads. Processes left at the end of the block are killed."""
 
-    def __init__(self, opens: Opens, line: BadLine, seed: str, *, forked: bool) -> None:
+    def __init__(self, opens: MakeBackend, line: BadLine, seed: str, *, forked: bool) -> None:
         self._progress = memoryview(mmap(-1, 8 * WORKERS)).cast("q")  # shared with processes that are forked
         context = multiprocessing.get_context("fork")
         self._begun, self._over = context.Event(), context.Event()
@@ -272,7 +270,7 @@ class Workers:
             calls += found
         return calls
 
-    def _work(self, record: Connection, opens: Opens, line: BadLine, number: int, seed: str) -> None:
+    def _work(self, record: Connection, opens: MakeBackend, line: BadLine, number: int, seed: str) -> None:
         try:
             self._begun.wait(PATIENCE)
             with closing(Worker(f"process-{number}", opens, line, seed)) as worker:
@@ -281,7 +279,7 @@ class Workers:
             record.send(traceback.format_exc())
 
 
-def _enter(opens: Opens) -> None:
+def _enter(opens: MakeBackend) -> None:
     with closing(opens("shared")) as store:
         store.enter("node", b"")
 
