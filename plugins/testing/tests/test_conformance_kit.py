@@ -80,5 +80,5 @@ def test_an_operation_that_waits_for_ever_is_noticed(monkeypatch: pytest.MonkeyP
     suite = SilentLineConformance
     test = suite.test_an_operation_without_an_answer_ends_with_an_error_and_the_store_is_as_good_as_before
     with pytest.raises(AssertionError, match=r"append\(\) without an answer did not end within 0.2 s: no timeout\?"):
-        test(suite(), make, line)
+        test(suite(), make, store := make("job"), store.connect, line)
     line.release()

@@ -34,6 +34,14 @@ LOOK_UP_ANY = 30.0
 """The same as long as none of them has an address, without which there is nothing to begin with."""
 LOOK_UP_AGAIN = 0.5
 """Seconds that a caller waits for new addresses later, when a node's heartbeats may depend on it."""
+ATTEMPT = 2.0
+"""Most seconds for one attempt on one member of several. A follower whose leader is gone keeps a write waiting for
+longer than the others take to elect a new one. Twice as long after each round through all of them: members that are
+slow since a thousand others ask too must not be asked ever more."""
+LET_GO = 1.0  # seconds that a request gets to notice that its connection was closed
+PAUSE = 0.1  # seconds between two rounds through all members
+
+_T = TypeVar("_T")
 
 
 class Members:
@@ -127,16 +135,6 @@ def _reason(answer: Future[None], spent: float) -> str | None:
             return exc.strerror or str(exc)
         case exc:
             return str(exc)
-
-
-ATTEMPT = 2.0
-"""Most seconds for one attempt on one member of several. A follower whose leader is gone keeps a write waiting for
-longer than the others take to elect a new one. Twice as long after each round through all of them: members that are
-slow since a thousand others ask too must not be asked ever more."""
-LET_GO = 1.0  # seconds that a request gets to notice that its connection was closed
-PAUSE = 0.1  # seconds between two rounds through all members
-
-_T = TypeVar("_T")
 
 
 class Connection(ABC):

@@ -28,6 +28,15 @@ SPEAKS_NO_V3 = (
     "etcd 3.4 or newer is needed, with its JSON gateway on (--enable-grpc-gateway, off by a configuration file). "
     "For an older one: --rdzv_backend=etcd-v2."
 )
+MOST_BYTES = 512 * 1024 * 1024
+"""No answer is read beyond this: a roster of a thousand rows of the greatest size, in base64."""
+
+_TCP = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_USER_TIMEOUT: 2000}
+"""A watch is silent by nature, and so is a member that is busy; one whose host has vanished acknowledges nothing, which
+is noticed within 2 s of asking it something, and else within 10."""
+CONNECT = 2.0
+"""Most seconds for a connection to be taken, which the kernel does however busy a member is. Where no answer comes, it
+asks ever more seldom; so another connection is begun."""
 
 
 class Kind(enum.Enum):
@@ -145,17 +154,6 @@ def in_words(refused: Refusal, where: object, user: str | None) -> RendezvousCon
             return RendezvousConnectionError(f"etcd at {where} cannot answer now: {text}.")
         case _:
             return RendezvousStateError(f"etcd at {where} refuses what it was asked: {text}.")
-
-
-MOST_BYTES = 512 * 1024 * 1024
-"""No answer is read beyond this: a roster of a thousand rows of the greatest size, in base64."""
-
-_TCP = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_USER_TIMEOUT: 2000}
-"""A watch is silent by nature, and so is a member that is busy; one whose host has vanished acknowledges nothing, which
-is noticed within 2 s of asking it something, and else within 10."""
-CONNECT = 2.0
-"""Most seconds for a connection to be taken, which the kernel does however busy a member is. Where no answer comes, it
-asks ever more seldom; so another connection is begun."""
 
 
 class Unreachable(Exception):

@@ -26,15 +26,7 @@ ATTEMPTS = 5  # ports that are tried: another process may take a free one before
 START_TIMEOUT = 20.0  # seconds that etcd may take to elect itself; one is usual
 
 _PR_SET_PDEATHSIG = 1
-_IGNORED = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGPIPE,
-)
+_IGNORED = tuple(getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "PIPE"))
 _PEER = "unix://peer:1"  # no other member is to join: a socket in the folder, rather than a second port
 
 

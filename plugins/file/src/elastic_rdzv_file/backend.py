@@ -61,6 +61,7 @@ from elastic_rdzv_file.disk import (
 from elastic_rdzv_file.inotify import Alarm
 
 HEARTBEAT_SIZE = 16  # the bytes of a heartbeat
+_TORN = 10  # reads of a heartbeat that may be torn in a row, before it counts as something else
 
 _KEY = re.compile(r"[0-9]{8,}-(.+)")
 _MARK = re.compile(r"([0-9]{8,})-(.+)\.([0-9]+)")
@@ -194,10 +195,6 @@ class JobDirectory:
                 f"{self._parent!r} than before, or none.",
                 hint="Mount it again: the nodes of a job meet there.",
             )
-
-
-_TORN = 10
-"""Reads of a heartbeat that may be torn in a row, before it counts as something else than a heartbeat."""
 
 
 class FileBackend(RendezvousBackend):

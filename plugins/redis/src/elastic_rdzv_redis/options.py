@@ -21,6 +21,28 @@ _HINT = (
 )
 _URL = re.compile(r"(?P<scheme>[a-z]+)://(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.DOTALL)
 
+USERNAME, PASSWORD = "ELASTIC_REDIS_USERNAME", "ELASTIC_REDIS_PASSWORD"
+SENTINEL_PASSWORD = "ELASTIC_REDIS_SENTINEL_PASSWORD"
+PREFIX = "elastic"
+CONNECT_TIMEOUT, READ_TIMEOUT = 2.0, 5.0
+
+CONF: Mapping[str, str] = {
+    "username": f"the user to identify as; else ${USERNAME}, or the server's default user",
+    "password_file": "a file with the password, which no list of processes shows; read for each connection",
+    "password": f"the password, in your shell's history too; better password_file, or ${PASSWORD}",
+    "cacert": "a file with the authorities that sign the server's certificate (rediss://); else the system's",
+    "cert": "a file with this client's certificate, where the server wants one",
+    "key": "a file with its private key, where cert does not hold it",
+    "tls_hostname": "the name that the server's certificate is for, where that is not the endpoint's host",
+    "sentinel": "the master's name: the endpoint is its sentinels, HOST[:PORT],HOST[:PORT],… (port 26379)",
+    "sentinel_username": "the user to identify as to sentinels, where they want one",
+    "sentinel_password_file": f"a file with the sentinels' password; else ${SENTINEL_PASSWORD}, or none",
+    "prefix": f"what the names of all keys begin with [{PREFIX}]",
+    "connect_timeout": f"seconds that making a connection may take [{CONNECT_TIMEOUT:g}]",
+    "read_timeout": f"seconds that one answer of the server may take [{READ_TIMEOUT:g}]",
+}
+"""The keys, each with one line of help."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
@@ -97,29 +119,6 @@ def _database(text: str, digits: str) -> int:
     if digits and not (digits.isascii() and digits.isdigit()):
         raise _refused(text, f"{digits!r} is not the number of a database")
     return int(digits or 0)
-
-
-USERNAME, PASSWORD = "ELASTIC_REDIS_USERNAME", "ELASTIC_REDIS_PASSWORD"
-SENTINEL_PASSWORD = "ELASTIC_REDIS_SENTINEL_PASSWORD"
-PREFIX = "elastic"
-CONNECT_TIMEOUT, READ_TIMEOUT = 2.0, 5.0
-
-CONF: Mapping[str, str] = {
-    "username": f"the user to identify as; else ${USERNAME}, or the server's default user",
-    "password_file": "a file with the password, which no list of processes shows; read for each connection",
-    "password": f"the password, in your shell's history too; better password_file, or ${PASSWORD}",
-    "cacert": "a file with the authorities that sign the server's certificate (rediss://); else the system's",
-    "cert": "a file with this client's certificate, where the server wants one",
-    "key": "a file with its private key, where cert does not hold it",
-    "tls_hostname": "the name that the server's certificate is for, where that is not the endpoint's host",
-    "sentinel": "the master's name: the endpoint is its sentinels, HOST[:PORT],HOST[:PORT],… (port 26379)",
-    "sentinel_username": "the user to identify as to sentinels, where they want one",
-    "sentinel_password_file": f"a file with the sentinels' password; else ${SENTINEL_PASSWORD}, or none",
-    "prefix": f"what the names of all keys begin with [{PREFIX}]",
-    "connect_timeout": f"seconds that making a connection may take [{CONNECT_TIMEOUT:g}]",
-    "read_timeout": f"seconds that one answer of the server may take [{READ_TIMEOUT:g}]",
-}
-"""The keys, each with one line of help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -333,9 +333,8 @@ class SilentLineConformance(HeldLineConformance):
     """
 
     def test_an_operation_without_an_answer_ends_with_an_error_and_the_store_is_as_good_as_before(
-        self, open_job: MakeBackend, line: BadLine
+        self, open_job: MakeBackend, store: RendezvousBackend, connect: Connect, line: BadLine
     ) -> None:
-        store = open_job("job")
         assert store.append(ORIGIN, FIRST, b"1")
         store.enter("node", b"0")
         nodes = {name: open_job("job") for name in OPERATIONS}
@@ -346,17 +345,14 @@ class SilentLineConformance(HeldLineConformance):
             with pytest.raises(RendezvousConnectionError):
                 outcome(future, PATIENCE, f"{name}() without an answer did not end within {PATIENCE:g} s: no timeout?")
         line.release()
-        again = store.connect()
-        try:
-            assert again.append(FIRST, SECOND, b"2"), "the very same entry: it is there, or it lands now"
-            again.remove("node")
-            again.amend("late", 1, b"1")
-            serial = again.enter("late", b"0")
-            assert again.enter("late", b"0") == serial
-            assert [(row.node_id, row.serial) for row in again.roster()] == [("late", serial)]
-            assert [again.read(index) for index in (1, 2, 3)] == [b"1", b"2", None]
-        finally:
-            again.close()
+        again = connect()
+        assert again.append(FIRST, SECOND, b"2"), "the very same entry: it is there, or it lands now"
+        again.remove("node")
+        again.amend("late", 1, b"1")
+        serial = again.enter("late", b"0")
+        assert again.enter("late", b"0") == serial
+        assert [(row.node_id, row.serial) for row in again.roster()] == [("late", serial)]
+        assert [again.read(index) for index in (1, 2, 3)] == [b"1", b"2", None]
         for name, node in nodes.items():  # of no use any more, or right
             try:
                 assert (node.read(1), node.read(3)) == (b"1", None), name
