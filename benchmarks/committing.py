@@ -13,7 +13,7 @@ from report import report
 
 import elastic_core as elastic
 from benchmarks.states import KINDS, peak, plain_copies, timed, training
-from elastic_torch.state.state_choice import Tier
+from elastic_torch.memory.tier import Tier
 
 COMMITS = 6
 COMMITTED, RESTORED = "committed", "restored"

@@ -9,8 +9,7 @@ import pytest
 from elastic_torch import ElasticDistributedSampler
 from elastic_torch.data import partition
 from elastic_torch.data.audit import Step
-from elastic_torch.data.audit_check import Record, Report, audit, run_order
-from elastic_torch.data.audit_command import read
+from elastic_torch.data.audit_command import Record, Report, audit, read, run_order
 
 
 def step(number: int, start: int, stop: int, **changed: Any) -> Step:

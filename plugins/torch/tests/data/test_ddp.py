@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from elastic_torch import ElasticDistributedSampler
-from elastic_torch.data.audit_check import audit
-from elastic_torch.data.audit_command import lines, read
+from elastic_torch.data.audit_command import audit, lines, read
 
 WORKER = Path(__file__).parent / "workers" / "equivalence.py"
 LENGTH, BATCH, EPOCHS = 61, 12, 2

@@ -12,16 +12,15 @@ import pytest
 import torch
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk.assembly import assemble
 from elastic_torch.disk.catalog import Damage, Holding, holdings, stale, superfluous
-from elastic_torch.disk.collective import Collective, PeerFailedError
+from elastic_torch.disk.collective import Collective, PeerFailedError, SharedDirs, discover, shared_dirs_of
+from elastic_torch.disk.disk import snapshot
 from elastic_torch.disk.errors import CheckpointRefusedError
 from elastic_torch.disk.fence import Claim, Identity, identity, number
+from elastic_torch.disk.loader import assemble
 from elastic_torch.disk.manifest import Counters, DamagedError, FileSum, Manifest, decode, encode
 from elastic_torch.disk.schedule import Schedule, daly_interval, mean_time_between_failures, next_look
-from elastic_torch.disk.shared_dirs import SharedDirs, discover, shared_dirs_of
 from elastic_torch.disk.storage import LocalStorage
-from elastic_torch.disk.writer import snapshot
 from elastic_torch.version import Position, parse
 
 FILES = {"a": FileSum(1, "aa"), "b": FileSum(2, "bb")}

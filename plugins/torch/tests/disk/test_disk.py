@@ -28,7 +28,7 @@ from elastic_torch.disk import (
     CheckpointSaveError,
     Disk,
     fence,
-    ownership,
+    saver,
 )
 from elastic_torch.disk.collective import PeerFailedError
 from elastic_torch.disk.fence import Identity
@@ -75,7 +75,7 @@ def folder(root: Path, step: int) -> Path:
 
 def in_another_process() -> None:
     """Play a process of its own from here on."""
-    ownership.owners.clear()
+    saver.owners.clear()
 
 
 def names(root: Path) -> list[int]:

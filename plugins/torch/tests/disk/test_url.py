@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk import CheckpointRefusedError, CheckpointSaveError, Disk, ownership
+from elastic_torch.disk import CheckpointRefusedError, CheckpointSaveError, Disk, saver
 from elastic_torch.disk.catalog import Damage
-from elastic_torch.disk.url import UrlStorage
+from elastic_torch.disk.storage import UrlStorage
 
 URL = "memory://bucket/checkpoints"
 
@@ -88,7 +88,7 @@ def test_damage_is_found(store: fsspec.AbstractFileSystem) -> None:
 
 def test_stragglers_are_refused() -> None:
     old = Disk(URL, environ=place(1))
-    ownership.owners.clear()  # as in a process of its own
+    saver.owners.clear()  # as in a process of its own
     with Disk(URL, environ=place(2)) as new:
         with pytest.raises(CheckpointRefusedError, match="a later round, 2"):
             old.save({"step": 1}, 1).result()
@@ -99,7 +99,7 @@ def test_stragglers_are_refused() -> None:
 def test_of_two_that_save_one_step_all_take_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have passed every check before either is done."""
     one = Disk(URL, environ=place(1))
-    ownership.owners.clear()  # as in a process of its own
+    saver.owners.clear()  # as in a process of its own
     two = Disk(URL, environ=place(1))
     real, nested = UrlStorage.publish, False
 

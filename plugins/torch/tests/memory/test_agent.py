@@ -25,8 +25,7 @@ from elastic_core.agent.rescue import received
 from elastic_core.events import Event
 from elastic_core.monitors import LeftMemory, RunningRound
 from elastic_torch.memory import agent
-from elastic_torch.memory.rescue_decision import requests, snapshots, worth_writing
-from elastic_torch.memory.rescue_files import Written, write
+from elastic_torch.memory.rescue_files import Written, requests, snapshots, worth_writing, write
 from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, WRITING, KeptSnapshot, Request, Target
 from elastic_torch.version import Stamp
 
@@ -412,7 +411,7 @@ def test_the_newest_snapshot_of_all_is_shown(memory: Memory) -> None:
 SNAPSHOT_IN_AN_AGENT = """
 import os, sys, threading
 from elastic_torch.memory import agent
-parts = {f"elastic_torch.memory.{name}" for name in ("snapshot_format", "rescue_files", "rescue_decision")}
+parts = {f"elastic_torch.memory.{name}" for name in ("snapshot_format", "rescue_files")}
 assert not parts & {*sys.modules}
 assert agent.newest({}) is None
 from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC

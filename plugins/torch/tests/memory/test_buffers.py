@@ -13,8 +13,8 @@ import torch
 
 from elastic_core.errors import ResourceError, UsageError
 from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
-from elastic_torch.memory import notes, snapshot
-from elastic_torch.memory.buffers import Buffers
+from elastic_torch.memory import buffers
+from elastic_torch.memory.buffers import Buffers, read_note
 from elastic_torch.memory.tier import MemoryTier
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import take_apart
@@ -125,7 +125,7 @@ def test_without_an_agent_nothing_outlives(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_training_goes_on_where_there_is_no_memory(agent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "available_memory", lambda: 0)
+    monkeypatch.setattr(buffers, "available_memory", lambda: 0)
     memory = Buffers("train", 0)
     with pytest.warns(UserWarning, match="No snapshots are kept in memory from here on: There is no memory for"):
         commit(memory, 1, 1)
@@ -136,7 +136,7 @@ def test_it_ends_where_there_is_memory_for_one_and_not_for_two(
     agent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = iter([1 << 40, 0])
-    monkeypatch.setattr(snapshot, "available_memory", lambda: next(left))
+    monkeypatch.setattr(buffers, "available_memory", lambda: next(left))
     memory = Buffers("train", 0)
     commit(memory, 1, 1)
     assert memory.outlives
@@ -157,7 +157,7 @@ def test_a_snapshot_from_before_a_ranks_memory_ended_takes_no_rank_back(monkeypa
     first = MemoryTier(Buffers("train", 0), Two())
     for step in (1, 2, 3):
         first.keep(Stamp(1, step), lambda: [{"w": torch.ones(10)}, {}])
-    monkeypatch.setattr(snapshot, "available_memory", lambda: 0)
+    monkeypatch.setattr(buffers, "available_memory", lambda: 0)
     with pytest.warns(UserWarning, match="No snapshots are kept"):
         first.keep(Stamp(1, 4), lambda: [{"w": torch.ones(100_000)}, {}])
     assert MemoryTier(Buffers("train", 0), Two()).meet() == Stamp(1, 3), "which all have"
@@ -191,9 +191,9 @@ def test_the_snapshot_of_a_round_that_ended_in_its_first_commit_is_dropped() -> 
         first = MemoryTier(Buffers("train", 0), Two())
         assert first.meet() is None
         first.go_on(Stamp(round_, 0), partial(state, 0))
-        assert notes.read("train/0/began") == b"%d" % round_
+        assert read_note("train/0/began") == b"%d" % round_
         first.keep(Stamp(round_, 1), partial(state, 1))
-        assert notes.read("train/0/began") is None
+        assert read_note("train/0/began") is None
         assert Buffers("train", 0).stamps() == (Stamp(round_, 1),), "and none of a round before"
     first.keep(Stamp(2, 2), partial(state, 2))
     round_ = 3

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from elastic_torch.memory.buffers import Buffer, Snapshot
 from elastic_torch.memory.rescue import Rescue, candidates, directories, is_newer, opened
 from elastic_torch.memory.rescue_files import Rescued
-from elastic_torch.memory.snapshot import Buffer, Snapshot
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Place, Stamp

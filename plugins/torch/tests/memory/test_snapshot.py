@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from elastic_core.errors import ResourceError
-from elastic_torch.memory.snapshot import HEADER_BYTES, PAGE, Buffer, available_memory
+from elastic_torch.memory.buffers import HEADER_BYTES, PAGE, Buffer, available_memory
 from elastic_torch.state.host_memory import pin
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp

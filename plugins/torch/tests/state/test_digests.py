@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from elastic_core.errors import UsageError
-from elastic_torch.state.components import Components
-from elastic_torch.state.digests import Comparison, differences
+from elastic_torch.state.components import Comparison, Components, differences
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import packed, unpacked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_torch.state.state_choice import Tier, choose, cut_short
+from elastic_torch.memory.tier import Tier, choose, cut_short
 from elastic_torch.version import Stamp
 
 MEMORY, PEER = Tier.MEMORY, Tier.PEER

@@ -1,4 +1,4 @@
-"""The audit log: which samples each committed step took, as JSON lines for ``elastic audit-data`` (``audit_check.py``).
+"""The audit log: which samples each committed step took, as JSON lines for ``elastic audit-data``.
 
 There are two kinds of lines. A *step* is written after each committed step: the facts that all ranks agree on, and this
 rank's own share. A *resumption* is written when a state is loaded: where it goes on, and the facts of the last step

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_core.errors import UsageError
 from elastic_torch.data import sharders
-from elastic_torch.data.batch_sampler import ElasticBatchSampler
-from elastic_torch.data.sampler import ElasticDistributedSampler
+from elastic_torch.data.sampler import ElasticBatchSampler, ElasticDistributedSampler
 
 _T = TypeVar("_T")
 

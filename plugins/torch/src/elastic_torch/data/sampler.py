@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import operator
+import os
 import warnings
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch.distributed as dist
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
+from elastic_core.errors import UsageError
 from elastic_torch.data import partition, sharders
 from elastic_torch.data.audit import Step, audit_log as log_of
 from elastic_torch.data.permutation import Order
-from elastic_torch.data.sampler_checks import VERSION, check_flag, check_state, rank_or_else, start_in, step_size
 from elastic_torch.data.step_counts import SET_BACK, Reading, Steps, Verdict, judge
 
-if TYPE_CHECKING:
-    from elastic_torch.data.batch_sampler import ElasticBatchSampler
-
+VERSION = 1  # of the states that samplers save
 CHUNK = 8192
 """Places that are looked up in the order at once: few enough for a fast first batch, many enough for numpy."""
 
@@ -101,24 +100,26 @@ class ElasticDistributedSampler(Sampler[int]):
         audit_log: str | Path | None = None,
     ) -> None:
         self.dataset = dataset
-        self.num_replicas = rank_or_else(num_replicas, "WORLD_SIZE", dist.get_world_size, 1)
-        self.rank = rank_or_else(rank, "RANK", dist.get_rank, 0)
+        self.num_replicas = _rank_or_else(num_replicas, "WORLD_SIZE", dist.get_world_size, 1)
+        self.rank = _rank_or_else(rank, "RANK", dist.get_rank, 0)
         if self.num_replicas < 1 or not 0 <= self.rank < self.num_replicas:
             raise ValueError(f"rank={self.rank} of num_replicas={self.num_replicas}: ranks count from 0 to one less.")
-        self.shuffle = check_flag("shuffle", shuffle)
+        if not isinstance(shuffle, bool | np.bool_):  # an argument that was meant for another place
+            raise TypeError(f"shuffle={shuffle!r} is neither True nor False. Give start_index by its name.")
+        self.shuffle = bool(shuffle)
         self.seed = operator.index(seed)
         self.drop_last = bool(drop_last)
         self._counts_steps = (global_batch_size, batch_size) != (None, None)
         if not self._counts_steps and audit_log is not None:
             raise ValueError("An audit log is of steps: give global_batch_size or batch_size, the samples in one.")
-        self.global_batch_size = step_size(global_batch_size, batch_size, self.num_replicas)
+        self.global_batch_size = _step_size(global_batch_size, batch_size, self.num_replicas)
         self._length = len(dataset)
         if self._length < (self.global_batch_size if self.drop_last else 1):
             tail = f" are fewer than a step of {self.global_batch_size}, and drop_last leaves them out"
             raise ValueError(f"There is nothing to train on: {self._length} samples{tail if self._length else ''}.")
         self.batch_size = max(1, len(self._share(0, self.global_batch_size)))
         self._epoch = self._step = 0
-        self._cursor = self._start_index = start_in(start_index, self._length)
+        self._cursor = self._start_index = _start_in(start_index, self._length)
         self._previous: Step | None = None
         self._handed_out = 0  # the end of the last step that the newest iteration has begun
         self._reading: Reading | None = None  # the newest iteration; None before the first one
@@ -223,7 +224,6 @@ class ElasticDistributedSampler(Sampler[int]):
 
     def batches(self) -> ElasticBatchSampler:
         """Return this rank's part of each step, as a ``batch_sampler`` for ``DataLoader``."""
-        from elastic_torch.data.batch_sampler import ElasticBatchSampler
 
         return ElasticBatchSampler(self)
 
@@ -342,7 +342,7 @@ class ElasticDistributedSampler(Sampler[int]):
                 return
             start = 0 if self._reading is not None else self._start_index
         else:
-            start = start_in(start_index, self._length)
+            start = _start_in(start_index, self._length)
         if epoch != self._epoch:
             self.check_read(ended=False)
             if self._has_loaded and epoch < self._epoch:
@@ -375,7 +375,7 @@ class ElasticDistributedSampler(Sampler[int]):
             ValueError: It is of another dataset, seed or order, in which the position means other samples; or it is no
                 state of a sampler.
         """
-        epoch, cursor, step, previous = check_state(state, self._order_facts())
+        epoch, cursor, step, previous = _check_state(state, self._order_facts())
         self._epoch, self._cursor, self._step, self._previous = epoch, cursor, step, previous
         self._handed_out = cursor
         self._reading = Reading(self.num_replicas)
@@ -398,3 +398,108 @@ class ElasticDistributedSampler(Sampler[int]):
         if not self._log_begun and self._log is not None:
             self._log.resumption(step=self._step, epoch=self._epoch, cursor=self._cursor, previous=self._previous)
             self._log_begun = True
+
+
+class ElasticBatchSampler(BatchSampler):
+    """One rank's part of each step: what a ``DataLoader`` takes as ``batch_sampler``.
+
+    Its batches may differ in size by one between ranks; see :class:`ElasticDistributedSampler`.
+
+    Args:
+        sampler: The sampler, whose ``batches()`` makes this.
+        batch_size: Not used: frameworks that make a batch sampler anew give it. It is the sampler's.
+        drop_last: Likewise.
+
+    Raises:
+        UsageError: A framework has put another sampler in the place of the elastic one.
+    """
+
+    sampler: ElasticDistributedSampler
+
+    def __init__(
+        self, sampler: ElasticDistributedSampler, batch_size: int | None = None, drop_last: bool | None = None
+    ) -> None:
+        if not isinstance(sampler, ElasticDistributedSampler):
+            package = sharders.package_of(sampler)
+            raise UsageError(
+                f"A {type(sampler).__name__} of {package} was put in the place of the ElasticDistributedSampler that "
+                "gives each rank its part: samples would be used twice, or by none.",
+                hint="Give use_distributed_sampler=False, to Trainer(...) or fabric.setup_dataloaders(...).",
+            )
+        super().__init__(sampler, sampler.batch_size, sampler.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Return indices of the dataset for each step, from the committed position to the end of the epoch."""
+        return self.sampler._batches()
+
+    def __len__(self) -> int:
+        """Return the number of steps of a whole epoch, wherever in it we are; see ``steps_left``."""
+        return self.sampler.steps_in_epoch
+
+    @property
+    def steps_left(self) -> int:
+        """The number of steps of the epoch that are not committed."""
+        return self.sampler.steps_left
+
+    def set_epoch(self, epoch: int, start_index: int | None = None) -> None:
+        """Set the sampler's epoch, for frameworks that look for this method here."""
+        self.sampler.set_epoch(epoch, start_index)
+
+
+def _start_in(start_index: int, length: int) -> int:
+    """Return a place in an epoch, its end for a greater one; raise ValueError if it is negative."""
+    start = operator.index(start_index)
+    if start < 0:
+        raise ValueError(f"start_index={start}: the samples of an epoch count from 0.")
+    return min(start, length)
+
+
+def _rank_or_else(given: int | None, variable: str, in_group: Callable[[], int], alone: int) -> int:
+    """Return the first that is there of ``given``, the process group's, the launcher's variable, and ``alone``."""
+    if given is not None:
+        return operator.index(given)
+    if dist.is_available() and dist.is_initialized():
+        return in_group()
+    return int(os.environ.get(variable, alone))
+
+
+def _step_size(global_batch_size: int | None, batch_size: int | None, ranks: int) -> int:
+    """Return samples in a step, of all ranks; one of each where no size is given.
+
+    Raises:
+        ValueError: Both are given, or the one that is given is less than 1.
+    """
+    if global_batch_size is not None and batch_size is not None:
+        raise ValueError(
+            "global_batch_size and batch_size are both given: the samples in a step, of all ranks or of each. "
+            f"Given are {global_batch_size} and {batch_size}."
+        )
+    if global_batch_size is None:
+        name, size = "batch_size", 1 if batch_size is None else batch_size
+    else:
+        name, size = "global_batch_size", global_batch_size
+    if operator.index(size) < 1:
+        raise ValueError(f"{name}={size}: a step takes at least one sample.")
+    return size * ranks if name == "batch_size" else size
+
+
+def _check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int, int, int, Step | None]:
+    """Return epoch, cursor, steps and the newest step of a saved state.
+
+    Raises:
+        ValueError: It is none, or one of another order than ``mine``.
+    """
+    if state.get("version") != VERSION:
+        raise ValueError(f"This is no state of this version of the sampler: version={state.get('version')!r}.")
+    for name, value in mine.items():
+        if state.get(name) != value:
+            raise ValueError(
+                f"The state was saved with {name}={state.get(name)!r}, and the sampler has {name}={value!r}: "
+                "its position would mean other samples. Make the sampler as it was."
+            )
+    numbers = tuple(state.get(name) for name in ("epoch", "cursor", "step"))
+    epoch, cursor, step = (number if type(number) is int and number >= 0 else -1 for number in numbers)
+    if min(epoch, cursor, step) < 0 or cursor > mine["length"]:
+        raise ValueError(f"This is no state of a sampler: epoch, cursor and step are {numbers!r}.")
+    previous = state.get("previous")
+    return epoch, cursor, step, None if previous is None else Step.of(previous)

@@ -1,13 +1,12 @@
 """The disk tier: checkpoints that outlive the job, in the format of ``torch.distributed.checkpoint``.
 
-- :mod:`disk` has the class ``Disk``; :mod:`ownership` takes the directory, by the :mod:`fence`; :mod:`writer` copies
-  the state, and has the thread that writes; :mod:`schedule` says when a checkpoint is due.
-- :mod:`saver` and :mod:`loader` are what all ranks do together, over a :mod:`collective`; :mod:`shared_dirs` finds out
-  which of them see the same directory, :mod:`assembly` where each file is.
+- :mod:`disk` has the class ``Disk``, the copies of the state and the thread that writes them; :mod:`schedule` says when
+  a checkpoint is due.
+- :mod:`saver` and :mod:`loader` are what all ranks do together, over a :mod:`collective`. The :mod:`fence` says which
+  run may save, and which checkpoints belong to one training.
 - :mod:`dcp` has torch's format, :mod:`manifest` the list of files with checksums.
-- :mod:`catalog` finds, checks and removes checkpoints; :mod:`lineage` says which of them belong to one training.
-- :mod:`storage` and :mod:`url` are durable places; :mod:`retry` repeats reads after transient errors. :mod:`errors`
-  says what can go wrong.
+- :mod:`catalog` finds, checks and removes checkpoints. :mod:`storage` has durable places, directories and URLs;
+  :mod:`retry` repeats reads after transient errors. :mod:`errors` says what can go wrong.
 """
 
 from __future__ import annotations

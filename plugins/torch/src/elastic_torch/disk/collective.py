@@ -1,7 +1,9 @@
-"""Calls of several ranks together: each rank gets the results of all, so that they fail together, too."""
+"""Calls of several ranks together, which fail together, too; and which of the ranks see the same directory."""
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,10 +13,12 @@ import torch
 import torch.distributed as dist
 
 from elastic_torch.disk.errors import CheckpointError
+from elastic_torch.disk.storage import LocalStorage, Storage
 
 T = TypeVar("T")
 TIMEOUT = timedelta(hours=2)
 """For the slowest writer. A peer that dies is noticed at once, by its connection."""
+_PROBES = ".probe"  # the folder in which ranks leave files for each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +147,65 @@ def collective_of(ranks: Sequence[int] | None) -> Collective:
         return Collective([0], None, 0)
     group = dist.new_group(list(ranks), timeout=TIMEOUT, backend="gloo", use_local_synchronization=True)
     return Collective(ranks, group, dist.get_rank())
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDirs:
+    """Which ranks see the same directory: all of them, or with node-local directories those of one node."""
+
+    directories: tuple[tuple[int, ...], ...]
+    """By directory, the places in the collective of the ranks that see it; ordered by the first one."""
+    mine: int  # the number of this process' directory
+    first: bool  # whether this process is its directory's first
+
+
+def unknown(collective: Collective, storage: Storage) -> SharedDirs:
+    """Return what holds without a test: each rank sees another directory; at a URL all see the same one."""
+    sights = range(collective.size) if isinstance(storage, LocalStorage) else [0] * collective.size
+    return shared_dirs_of(sights, collective.place)
+
+
+def discover(collective: Collective, storage: Storage, *, read_only: bool = False) -> SharedDirs:
+    """Find out which ranks see the same directory. Collective.
+
+    Each rank leaves a file, and looks whose files it sees. With ``read_only`` a rank that cannot write counts as the
+    only one that sees its directory.
+
+    Raises:
+        PeerFailedError: Some rank cannot write there.
+    """
+    if collective.size == 1 or not isinstance(storage, LocalStorage):
+        return unknown(collective, storage)
+    nonce = collective.lead(lambda: secrets.token_hex(6))
+    mine = f"{_PROBES}/{nonce}-{collective.place}"
+
+    def leave() -> bool:
+        try:
+            storage.make(_PROBES)
+            storage.put(mine, b"")
+        except Exception:
+            if not read_only:
+                raise
+            return False
+        return True
+
+    def look() -> int:
+        if not able[collective.place]:
+            return collective.place
+        places = [name.removeprefix(f"{nonce}-") for name in storage.names(_PROBES)]
+        return min(int(place) for place in places if place.isdecimal())
+
+    try:
+        able = collective.agree(leave)
+        return shared_dirs_of(collective.agree(look), collective.place)
+    finally:
+        with contextlib.suppress(OSError):
+            storage.unlink(mine)
+
+
+def shared_dirs_of(sights: Sequence[int], place: int) -> SharedDirs:
+    """Return the map, from the smallest place whose file each one sees. Pure."""
+    firsts = sorted({*sights})
+    directories = tuple(tuple(i for i, seen in enumerate(sights) if seen == first) for first in firsts)
+    mine = firsts.index(sights[place])
+    return SharedDirs(directories, mine, directories[mine][0] == place)

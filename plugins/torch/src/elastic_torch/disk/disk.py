@@ -1,22 +1,32 @@
-"""The class ``Disk``: saves while training goes on, and loads the newest checkpoint that is intact."""
+"""The class ``Disk``: saves while training goes on, and loads the newest checkpoint that is intact.
+
+Training waits for a copy of the state and nothing else: a thread writes that (:class:`Writer`). The memory of earlier
+copies is used again, since page faults of new memory cost more than the copy.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import errno
 import logging
 import os
+import queue
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
+import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
 
 from elastic_core.errors import UsageError
-from elastic_torch.disk import catalog, dcp, lineage
+from elastic_torch.disk import catalog, dcp, fence
 from elastic_torch.disk.collective import PeerFailedError, collective_of
 from elastic_torch.disk.errors import (
     CheckpointError,
@@ -27,11 +37,11 @@ from elastic_torch.disk.errors import (
 from elastic_torch.disk.fence import identity
 from elastic_torch.disk.loader import FoundCheckpoint, Loaded, Loader
 from elastic_torch.disk.manifest import Counters
-from elastic_torch.disk.ownership import Ownership
 from elastic_torch.disk.retry import Retry
+from elastic_torch.disk.saver import Ownership
 from elastic_torch.disk.schedule import Schedule
 from elastic_torch.disk.storage import SHARED, open_storage
-from elastic_torch.disk.writer import Writer
+from elastic_torch.state.host_memory import fill, like
 from elastic_torch.version import Checkpoint, Position, parse
 
 logger = logging.getLogger("elastic_torch.disk")
@@ -39,6 +49,7 @@ DAY = 86_400.0
 IGNORE = "ELASTIC_IGNORE_UNREADABLE_CHECKPOINTS"
 _LASTING = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
 """Errors that say that the directory was named or made wrongly, rather than that it is full or away."""
+COPIES = 2  # of the state: one that is being written, and one that waits for it
 Interval: TypeAlias = int | timedelta | Literal["auto"] | None
 
 
@@ -250,7 +261,7 @@ class Disk:
         try:
             found = self._find()
         except CheckpointUnreadableError:
-            self._lineage = lineage.begun(self._front)  # a script that catches the error begins anew
+            self._lineage = fence.begin_lineage(self._front)  # a script that catches the error begins anew
             raise
         if found.assembly is None:
             return None
@@ -327,9 +338,9 @@ class Disk:
 
     def _follow(self, line: str | None, *, note: bool = True) -> None:
         """Save from here on under this lineage, or under a new one."""
-        self._lineage = lineage.begun(self._front) if line is None else line
+        self._lineage = fence.begin_lineage(self._front) if line is None else line
         if (note or line is None) and self._ownership.saver is not None and self._ownership.shared_dirs.first:
-            lineage.note(self._storage, (self.run, self._me.round), self._lineage)
+            fence.note_lineage(self._storage, (self.run, self._me.round), self._lineage)
 
     def _carry_on(self, counters: Counters) -> None:
         """Take over what was learnt about failures; that we are here is one more."""
@@ -381,3 +392,122 @@ def _is_set(environ: Mapping[str, str], name: str) -> bool:
     if value.lower() in ("", "0", "false", "no", "off"):
         return False
     raise UsageError(f"{name}={value!r}: it is 1 or 0.")
+
+
+class Writer:
+    """Has copies of the state, and the thread that writes them, one after the other."""
+
+    def __init__(self) -> None:
+        self._spare: queue.LifoQueue[dict[str, Any] | None] = queue.LifoQueue()  # the last first: often one is enough
+        for _ in range(COPIES):
+            self._spare.put(None)
+        self._thread = ThreadPoolExecutor(1, "elastic-checkpoint")  # the interpreter waits for it when it ends
+        self._pending: list[Future[Checkpoint]] = []
+
+    def copy(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy a state; waits until the memory of an earlier copy is free."""
+        spare = self._spare.get()
+        try:
+            return snapshot(state, spare)
+        except BaseException:
+            self._spare.put(spare)
+            raise
+
+    def submit(self, write: Callable[[], Checkpoint], copied: dict[str, Any]) -> Future[Checkpoint]:
+        """Have a copy written on the thread; after that its memory is free."""
+
+        def act() -> Checkpoint:
+            try:
+                return write()
+            finally:
+                self._spare.put(copied)
+
+        return self._follow(self._thread.submit(act))
+
+    def refuse(self, error: CheckpointError) -> Future[Checkpoint]:
+        """Return the future of a checkpoint that is not written, for this reason."""
+        future: Future[Checkpoint] = Future()
+        future.set_exception(error)
+        return self._follow(future)
+
+    def _follow(self, future: Future[Checkpoint]) -> Future[Checkpoint]:
+        self._pending = [other for other in self._pending if not other.done()] + [future]
+        return future
+
+    def settle(self) -> None:
+        """Wait until nothing is being written, whatever came of it."""
+        for future in self._pending:
+            with contextlib.suppress(CheckpointError):
+                future.result()
+
+    def wait(self) -> Checkpoint | None:
+        """Wait until everything is written; the last one, or None where nothing was waited for.
+
+        Raises:
+            CheckpointError: The last one was not saved.
+        """
+        try:
+            self.settle()
+        finally:
+            pending, self._pending = self._pending, []
+        return pending[-1].result() if pending else None
+
+    def close(self) -> None:
+        """Wait until nothing is being written, and end the thread."""
+        self.settle()
+        self._thread.shutdown()
+
+
+def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a copy of a state dict, its tensors in CPU memory.
+
+    In nested dicts, lists and tuples are tensors (of DTensors the local part) and other values; what has a
+    ``state_dict()`` at the top level is asked for it. The tensors of a ``spare`` copy are written over where they
+    fit.
+    """
+    asked = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
+    copies = _Copies()
+    copied: dict[str, Any] = copies.of(asked, spare)
+    fill(copies.targets, copies.sources)
+    return copied
+
+
+class _Copies:
+    def __init__(self) -> None:
+        self.targets: list[torch.Tensor] = []
+        self.sources: list[torch.Tensor] = []
+
+    def of(self, value: Any, spare: Any) -> Any:
+        """Return a copy of a part of the state, in the memory of an earlier one where that fits."""
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(value.detach(), spare)
+        if isinstance(value, Mapping):
+            old = spare if isinstance(spare, Mapping) else {}
+            return {key: self.of(item, old.get(key)) for key, item in value.items()}
+        if type(value) in (list, tuple):
+            old_items = spare if isinstance(spare, (list, tuple)) and len(spare) == len(value) else [None] * len(value)
+            return type(value)(self.of(item, old) for item, old in zip(value, old_items, strict=True))
+        return copy.deepcopy(value)
+
+    def _of_tensor(self, tensor: torch.Tensor, spare: Any) -> torch.Tensor:
+        if isinstance(spare, torch.Tensor) and _form(spare) == _form(tensor):
+            target = spare
+        elif type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized:
+            target = like(tensor)
+        else:
+            return tensor.to("cpu", copy=True)
+        self.targets.append(_local(target))
+        self.sources.append(_local(tensor))
+        return target
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what two tensors must have in common for one to be written over the other."""
+    local = _local(tensor)
+    spread = (tensor.device_mesh, tensor.placements, tensor.shape) if isinstance(tensor, DTensor) else ()
+    return (type(tensor), local.shape, local.dtype, local.stride(), local.layout, *spread)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of this rank that a tensor stands for."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

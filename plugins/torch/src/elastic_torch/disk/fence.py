@@ -4,25 +4,37 @@ Uids of runs have no order, so the directory numbers them: a run that begins to 
 which only one can, and each of its rounds leaves ``run-NNNN_round-NNNNN.json``. A process that finds a claim or a
 checkpoint of a later turn is a straggler, and refused. A new run does not take over while rank 0 of the last one is
 alive: that is shown by a lock which dies with its process.
+
+Notes of *lineages* are there too. A lineage is a random name in every manifest: it says which checkpoints belong to one
+training, so that no other ones are removed for being old. A training that goes on from the newest checkpoint continues
+its lineage. One that begins anew, or goes back behind a newer checkpoint that could not be read, begins a lineage of
+its own: what other trainings have saved stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import secrets
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from elastic_torch.disk import catalog
+from elastic_torch.disk.catalog import Holding
+from elastic_torch.disk.collective import Collective
 from elastic_torch.disk.errors import CheckpointRefusedError
 from elastic_torch.disk.storage import Storage
 from elastic_torch.version import Position, parse
 
+logger = logging.getLogger("elastic_torch.disk")
 FOLDER = ".claims"
+Turn = tuple[int, int]  # run and round
 _CLAIM = re.compile(r"run-(\d{4,})(?:_round-(\d{5,}))?\.json")
+_NOTE = re.compile(r"run-(\d{4,})_round-(\d{5,})_lineage-([0-9a-f]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +180,42 @@ def _content(storage: Storage, path: str) -> tuple[str, str]:
         return str(body["uid"]), str(body["who"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return "", ""
+
+
+def last_lineage(found: Sequence[Holding], notes: Iterable[tuple[Turn, str]], run: int) -> tuple[Turn, str] | None:
+    """Return the lineage that a run has had last, and when; None where it has had none. Pure."""
+    saved = [(holding.position.turn, holding.manifest.lineage) for holding in found]
+    return max((item for item in [*notes, *saved] if item[0][0] == run), key=lambda item: item[0], default=None)
+
+
+def continued_lineage(collective: Collective, storage: Storage, first: bool, run: int) -> str:
+    """Return the lineage of a run that has loaded nothing, as it goes on from memory: its last one, or a new one.
+    Collective; ``first`` says whether this rank is the first of those that see the directory.
+
+    Raises:
+        PeerFailedError: A directory cannot be read.
+    """
+    lasts = collective.agree(
+        lambda: last_lineage(catalog.holdings(storage)[0], _notes(storage), run) if first else None
+    )
+    known = [item for item in lasts if item is not None]
+    return max(known)[1] if known else begin_lineage(collective)
+
+
+def begin_lineage(collective: Collective) -> str:
+    """Return a new lineage. Collective."""
+    return collective.lead(lambda: secrets.token_hex(8))
+
+
+def note_lineage(storage: Storage, turn: Turn, name: str) -> None:
+    """Leave a note of a turn's lineage for the later rounds of the run, which may go on from memory."""
+    try:
+        storage.make(FOLDER)
+        storage.put(f"{FOLDER}/run-{turn[0]:04}_round-{turn[1]:05}_lineage-{name}", b"")
+    except OSError as error:
+        logger.warning("%s has no note of the lineage %s of its checkpoints: %s", storage.root, name, error)
+
+
+def _notes(storage: Storage) -> list[tuple[Turn, str]]:
+    matches = [match for name in storage.names(FOLDER) if (match := _NOTE.fullmatch(name)) is not None]
+    return [((int(match[1]), int(match[2])), match[3]) for match in matches]

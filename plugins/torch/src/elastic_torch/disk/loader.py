@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,13 +17,11 @@ from typing import Any
 import torch
 
 from elastic_torch.disk import catalog
-from elastic_torch.disk.assembly import Assembly, assemble
 from elastic_torch.disk.catalog import Damage, Holding
-from elastic_torch.disk.collective import Collective, PeerFailedError
+from elastic_torch.disk.collective import Collective, PeerFailedError, SharedDirs
 from elastic_torch.disk.errors import CheckpointLoadError
 from elastic_torch.disk.manifest import NAME, FileSum, Manifest, encode
 from elastic_torch.disk.retry import Retry, opened
-from elastic_torch.disk.shared_dirs import SharedDirs
 from elastic_torch.disk.storage import LATEST, Storage, created
 from elastic_torch.version import Checkpoint, Position, parse
 
@@ -262,3 +260,45 @@ def _share(holding: Holding, place: int, ranks: int) -> list[str]:
     """Return the files that one of several ranks reads: the largest first, dealt out in turn. Pure."""
     names = sorted(holding.intact, key=lambda name: (-holding.manifest.files[name].size, name))
     return names[place::ranks]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The copies that give every directory the whole checkpoint."""
+
+    manifest: Manifest  # of the save that directories without a whole one of their own get
+    folder: str  # its folder, where it is
+    sends: tuple[tuple[str, int], ...]
+    """The files that go round, each with the directory that has it; in an order that all share."""
+    needs: Mapping[int, frozenset[str]]  # by directory, which of them it lacks
+
+
+def assemble(holdings: Mapping[int, Holding], directories: int) -> Assembly | None:
+    """Return how all directories get what some have; None where no save can be put together.
+
+    Islands with a whole checkpoint keep their own, though another save of the same position may differ in its files:
+    what was trained is the same.
+    """
+    lacking = [i for i in range(directories) if i not in holdings or not holdings[i].whole]
+    saves: dict[str, dict[int, Holding]] = {}
+    for directory in sorted(holdings):
+        saves.setdefault(holdings[directory].manifest.save_id, {})[directory] = holdings[directory]
+    complete = {
+        save_id: parts
+        for save_id, parts in saves.items()
+        if frozenset().union(*(part.intact for part in parts.values())) >= {*_first(parts).manifest.files}
+    }
+    if not complete:
+        return None
+    save_id = min(complete, key=lambda name: (-len(complete[name]), name))
+    parts = complete[save_id]
+    chosen = _first(parts)
+    names = {*chosen.manifest.files}
+    needs = {i: frozenset(names - parts[i].intact if i in parts else names) for i in lacking}
+    wanted = sorted({name for lacks in needs.values() for name in lacks})
+    sends = tuple((name, min(i for i, part in parts.items() if name in part.intact)) for name in wanted)
+    return Assembly(chosen.manifest, chosen.folder, sends, needs)
+
+
+def _first(parts: Mapping[int, Holding]) -> Holding:
+    return parts[min(parts)]

@@ -39,12 +39,12 @@ def newest(held: Mapping[str, int]) -> tuple[int, int] | None:
 
 @cache
 def _prepare() -> None:
-    prepare_later(0.0, lambda: import_module("elastic_torch.memory.rescue_decision"), name="elastic-prepare")
+    prepare_later(0.0, lambda: import_module("elastic_torch.memory.rescue_files"), name="elastic-prepare")
 
 
 @hookimpl
 def elastic_rescue(left: LeftMemory) -> None:
     """Write the snapshots that exist only in memory to disk."""
-    from elastic_torch.memory.rescue_decision import rescue
+    from elastic_torch.memory.rescue_files import rescue
 
     rescue(left)

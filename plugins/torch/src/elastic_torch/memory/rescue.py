@@ -18,12 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from elastic_core.errors import ElasticError, ResourceError
-from elastic_torch.memory import notes
-from elastic_torch.memory.buffers import MOST
+from elastic_torch.memory.buffers import MOST, Buffer, Snapshot, leave_note, read_note
 from elastic_torch.memory.rescue_files import BLOCK, OTHER_RELEASE, Rescued, listed, remove_abandoned
-from elastic_torch.memory.snapshot import Buffer, Snapshot
 from elastic_torch.memory.snapshot_format import RESCUE, Request, Target, request_in
-from elastic_torch.state.disk_tier import AnyCheckpoint, DiskTier
+from elastic_torch.state.checkpoints import AnyCheckpoint, DiskTier
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.version import Place, Stamp
 
@@ -150,13 +148,13 @@ class Rescue:
         if self._place.local_rank != 0 or not self._request.targets:
             return
         try:
-            notes.leave(f"{self._request.name}/{RESCUE}", self._request.packed(), _ANSWER_SECONDS)
+            leave_note(f"{self._request.name}/{RESCUE}", self._request.packed(), _ANSWER_SECONDS)
         except ResourceError as error:
             logger.warning("If the job fails, its newest step will not be written out: %s", error.message)
 
     def _earlier(self) -> Request | None:
         name = self._request.name
-        text = notes.read(f"{name}/{RESCUE}", _ANSWER_SECONDS) if self._place.local_rank == 0 else None
+        text = read_note(f"{name}/{RESCUE}", _ANSWER_SECONDS) if self._place.local_rank == 0 else None
         found = None if text is None else request_in(name, text)
         return found if found is not None and found.run == self._place.run else None
 

@@ -1,4 +1,4 @@
-"""The memory tier: what ``TrainState`` asks of the snapshots in memory that the agents hold.
+"""The memory tier: what ``TrainState`` asks of the snapshots in memory that the agents hold, and which one all take.
 
 ``MemoryTier`` is that of a state that every rank has in full, as with DDP; ``sharded.tier`` has that of sharded states.
 """
@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import enum
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,9 @@ import torch.distributed as dist
 
 from elastic_core.errors import ResourceError
 from elastic_core.worker import release
-from elastic_torch.memory import notes
-from elastic_torch.memory.buffers import Buffers
-from elastic_torch.memory.snapshot import HEADER_BYTES, Snapshot
+from elastic_torch.memory.buffers import HEADER_BYTES, Buffers, Snapshot, leave_note, read_note
+from elastic_torch.state.checkpoints import AnyLoaded, DiskTier
 from elastic_torch.state.components import Components
-from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
-from elastic_torch.state.state_choice import Choice, Tier, choose, cut_short
 from elastic_torch.state.state_exchange import PART, Peers
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.version import Stamp
@@ -61,7 +59,7 @@ class MemoryTier:
     def meet(self) -> Stamp | None:
         """Return the newest snapshot that every rank with snapshots has."""
         offers = self._peers.gather_stamps(self._buffers.stamps())
-        began = notes.read(self._mark)
+        began = read_note(self._mark)
         rounds = cut_short(offers, self._peers.gather_json(None if began is None else int(began)))
         self._buffers.drop(lambda stamp: stamp.round in rounds)
         self._choice = choose(offers, rounds)
@@ -110,7 +108,7 @@ class MemoryTier:
         choice = self._choice if self._taken else None
         if choice is None and self._buffers.outlives:
             with contextlib.suppress(ResourceError):  # the first commit says that the agent keeps nothing
-                notes.leave(self._mark, b"%d" % stamp.round)
+                leave_note(self._mark, b"%d" % stamp.round)
             self._marked = True
         elif choice is not None and choice.tier(self._peers.rank) is Tier.PEER:
             buffer = self._buffers.buffer_of(choice.stamp)
@@ -169,3 +167,63 @@ def hand_over(choice: Choice, buffers: Buffers) -> None:
     if rank != source:
         buffer.finish(header, choice.stamp)
     dist.destroy_process_group(group)
+
+
+class Tier(enum.Enum):
+    """The source of a rank's state."""
+
+    MEMORY = "memory"  # a snapshot that this node's agent has kept for it
+    PEER = "peer"  # another rank's snapshot
+    DISK = "disk"  # a checkpoint
+    RESCUED = "rescued"  # a snapshot that was written out when the run before had failed
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The snapshot that all go on from."""
+
+    stamp: Stamp
+    source: int  # the rank that sends it to those without it
+    without: tuple[int, ...]
+
+    def tier(self, rank: int) -> Tier:
+        """Return the source of a rank's state."""
+        return Tier.PEER if rank in self.without else Tier.MEMORY
+
+
+def cut_short(offers: Sequence[Sequence[Stamp]], began: Sequence[int | None]) -> set[int]:
+    """Return the rounds that ended in their first commit: some ranks have made it, others have not.
+
+    None of these rounds' snapshots is complete: the ranks go back to where the round began. A rank that has none of
+    them would else be taken for a new one.
+
+    Args:
+        offers: The stamps of each rank's complete snapshots, all of this run; by rank.
+        began: By rank, the last round that it began with a state that was not in memory; None if there was none.
+    """
+    rounds = set()
+    for stamps, began_in in zip(offers, began, strict=True):
+        if began_in is None or any(stamp.round >= began_in for stamp in stamps):
+            continue
+        # Where a rank has two of them, all have made the first one, and this rank's memory has ended since.
+        if all(sum(stamp.round == began_in for stamp in each) < 2 for each in offers):
+            rounds.add(began_in)
+    return rounds
+
+
+def choose(offers: Sequence[Sequence[Stamp]], not_from: Collection[int] = ()) -> Choice | None:
+    """Return the newest snapshot that is complete; None if no rank has one.
+
+    A snapshot is complete if every rank has it that has any: each of them goes on from its own, to the last random
+    number. Ranks without any, which are new, get it from the first rank that has it. If the ranks with snapshots have
+    none in common, as after a node came back that had missed a few rounds, the newest one counts.
+
+    Snapshots of the rounds ``not_from`` do not count (:func:`cut_short`).
+    """
+    offers = [[stamp for stamp in stamps if stamp.round not in not_from] for stamps in offers]
+    sets = [set(stamps) for stamps in offers if stamps]
+    if not sets:
+        return None
+    newest = max(set.intersection(*sets) or set.union(*sets))
+    having = [rank for rank, stamps in enumerate(offers) if newest in stamps]
+    return Choice(newest, having[0], tuple(rank for rank in range(len(offers)) if rank not in having))

@@ -1,8 +1,8 @@
 """``TrainState``: keeps and restores all that a training depends on, so that a failure does not change its result.
 
-``commit()`` after a step, ``restore()`` before the first one. ``components`` has what is the same on all ranks,
-``per_rank`` what differs; ``state_tree`` turns both into JSON and tensors. The package ``memory`` keeps snapshots,
-``disk`` checkpoints; ``restore()`` finds the newest of them, by ``state_choice`` and over ``state_exchange``.
+``commit()`` after a step, ``restore()`` before the first one. ``components`` has what is the same on all ranks and what
+differs; ``state_tree`` turns both into JSON and tensors. The package ``memory`` keeps snapshots, ``disk`` checkpoints;
+``restore()`` finds the newest of them, over ``state_exchange``.
 """
 
 from __future__ import annotations
@@ -21,20 +21,13 @@ import torch.distributed as dist
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.worker import should_checkpoint, somebody_leaves
 from elastic_torch.data import loaders
-from elastic_torch.data.batch_sampler import ElasticBatchSampler
-from elastic_torch.data.sampler import ElasticDistributedSampler
+from elastic_torch.data.sampler import ElasticBatchSampler, ElasticDistributedSampler
 from elastic_torch.data.seeded_dataset import SeededDataset
 from elastic_torch.error_file import follow
 from elastic_torch.memory.rescue import Rescue
-from elastic_torch.memory.tier import memory_tier
-from elastic_torch.state.accumulation import Accumulation
-from elastic_torch.state.checkpoints import Checkpoints
-from elastic_torch.state.components import Components, Stateful
-from elastic_torch.state.digests import Comparison
-from elastic_torch.state.disk_tier import AnyCheckpoint, AnyLoaded, DiskTier
-from elastic_torch.state.per_rank import PerRank
-from elastic_torch.state.rng import Generators
-from elastic_torch.state.state_choice import Tier
+from elastic_torch.memory.tier import Tier, memory_tier
+from elastic_torch.state.checkpoints import AnyCheckpoint, AnyLoaded, Checkpoints, DiskTier
+from elastic_torch.state.components import Comparison, Components, Generators, PerRank, Stateful
 from elastic_torch.state.state_exchange import Peers
 from elastic_torch.state.state_tree import form_of, packed, restored, unpacked
 from elastic_torch.version import Place, Stamp
@@ -70,7 +63,7 @@ class TrainState:
             sys.exit()
 
     It is the same script at the first start and after each restart: with the state of the newest step that all ranks
-    have (``state_choice.choose``), in the same epoch, at the next batch, with the same random numbers. That state comes
+    have (``memory.tier.choose``), in the same epoch, at the next batch, with the same random numbers. That state comes
     from the memory that the agent of this node has kept, or from another rank over the process group, or from a
     checkpoint.
 
@@ -484,3 +477,67 @@ class TrainState:
         """Return the state for a snapshot: the model's, everything else, and this rank's generators."""
         rest = {"state": self._rest(), "rng": self._generators.state(), "per_rank": self._own.by_rank()}
         return [self._common.model.state_dict(), rest]
+
+
+class Accumulation:
+    """The position of an epoch's loop within a step.
+
+    ``left`` are the batches that the loop has before it; None where that is not known. A sampler that weights
+    losses (``loss_weight``) says how many samples are in each.
+    """
+
+    def __init__(self, size: int = 1, left: int | None = None, sampler: Any = None) -> None:
+        self._size, self._left, self._sampler = size, left, sampler
+        self._weighs = hasattr(sampler, "loss_weight") and hasattr(sampler, "samples_ahead")
+        self._done = 0  # batches of the step in progress that are done
+        self._of = size  # the number of batches of the step
+        self._samples = 0
+        """Samples in it, of all ranks; 0 before its first batch, and where the sampler does not say."""
+
+    @property
+    def open(self) -> bool:
+        """True if the step in progress has batches that are done."""
+        return self._done > 0
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """True if no batch is left, as far as that is known."""
+        return self._left == 0
+
+    @property
+    def at_last(self) -> bool:
+        """True if the batch in hand completes the step."""
+        return self._done + 1 >= self._of
+
+    def batch(self) -> None:
+        """Begin a batch."""
+        if self._done == 0:
+            self._of = self._size if self._left is None else max(1, min(self._size, self._left))
+            self._samples = self._sampler.samples_ahead(self._of) if self._weighs else 0
+
+    def batch_done(self) -> bool:
+        """Count a finished batch; return whether the step is finished."""
+        self._done += 1
+        if self._left is not None:
+            self._left -= 1
+        if self._done < self._of:
+            return False
+        self._done = 0
+        return True
+
+    def weight(self, reduction: Literal["mean", "sum"]) -> float:
+        """Return the factor for this rank's loss of the batch in hand that makes the step's gradient one process's.
+
+        With a sampler that weights losses, the batch counts for its n of the step's N samples: the sampler's weight,
+        times n / N. Else all batches of a step count alike.
+
+        Raises:
+            ValueError: ``reduction`` is neither, or a sum of an unknown number of samples.
+        """
+        if self._weighs:
+            here: int = self._sampler.samples_ahead(1)
+            weight: float = self._sampler.loss_weight(reduction)
+            return weight * here / (self._samples or here)
+        if reduction != "mean":
+            raise ValueError(f"reduction={reduction!r} needs an ElasticDistributedSampler; others weight means.")
+        return 1 / self._of

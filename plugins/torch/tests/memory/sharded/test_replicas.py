@@ -9,7 +9,7 @@ import torch
 
 from elastic_torch.memory.buffers import MOST, Buffers
 from elastic_torch.memory.sharded.plan import HeldPart
-from elastic_torch.memory.sharded.replicas import Replicas
+from elastic_torch.memory.sharded.replicator import Replicas
 from elastic_torch.state.state_tree import take_apart
 from elastic_torch.version import Stamp
 

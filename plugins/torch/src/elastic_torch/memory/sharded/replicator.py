@@ -5,6 +5,8 @@ the sizes of all ranks; a rank that is still busy says 0, and then all leave thi
 sent to their partners, straight from the buffers. When all parts have arrived, this state is *safe*, and the replicas
 before it are not needed any more. Until then the earlier safe state stays, here and with the partners, and so does the
 one that is being sent. Training waits for none of it: it only puts the offer into a queue.
+
+The replicas are in memory that the agent of the keeper's node holds (:class:`Replicas`).
 """
 
 from __future__ import annotations
@@ -12,15 +14,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
 
 from elastic_core.errors import ResourceError
-from elastic_torch.memory.sharded.plan import sources
-from elastic_torch.memory.sharded.replicas import Replicas
-from elastic_torch.memory.snapshot import HEADER_BYTES, Buffer
+from elastic_torch.memory.buffers import HEADER_BYTES, Buffer, Buffers, Snapshot
+from elastic_torch.memory.sharded.plan import HeldPart, sources
 from elastic_torch.state.state_exchange import Transport
 from elastic_torch.version import Stamp
 
@@ -139,3 +140,56 @@ class Replicator:
         self._transport.exchange(given, zip(self._sources * 2, contents + headers, strict=True))
         for theirs, header in zip(into, headers, strict=True):
             theirs.finish(header, stamp)
+
+
+class Replicas:
+    """The replicas that a rank keeps for ranks of another node.
+
+    For each of those ranks, by its number among them, there are two buffers: one stays whole while the other one is
+    written. A buffer says whose part it holds, of how many, and of which step; the worker with the same number on the
+    node finds it in the next round.
+    """
+
+    def __init__(self, name: str, local_rank: int) -> None:
+        self._name, self._local_rank = name, local_rank
+        self._sources: list[Buffers] = []
+        while not (found := self._buffers()).is_empty():
+            self._sources.append(found)
+
+    def _buffers(self) -> Buffers:
+        return Buffers(self._name, self._local_rank, replica=len(self._sources))
+
+    def holdings(self) -> dict[HeldPart, Snapshot]:
+        """Return what is complete, and whose part it is."""
+        return held_parts(found for buffers in self._sources for found in buffers.snapshots())
+
+    def room(self, number: int, size: int, safe: Stamp | None) -> Buffer:
+        """Return a buffer of at least so many bytes for the next replica; it is empty until that is finished.
+
+        Raises:
+            ResourceError: There is no memory for it, or the agent does not keep it.
+        """
+        while len(self._sources) <= number:
+            self._sources.append(self._buffers())
+        buffers = self._sources[number]
+        buffers.go_back_to(safe)
+        buffer = buffers.room(size)
+        if not buffers.outlives:
+            raise ResourceError("The agent does not answer.")
+        return buffer
+
+    def let_go(self, first: int) -> None:
+        """Release the replicas from this number on: no rank goes back to them any more."""
+        for buffers in self._sources[first:]:
+            buffers.forget()
+        del self._sources[first:]
+
+
+def held_parts(snapshots: Iterable[Snapshot]) -> dict[HeldPart, Snapshot]:
+    """Return whose part of a sharded state each snapshot is, without those of other states."""
+    found = {}
+    for snapshot in snapshots:
+        match snapshot.said:
+            case {"rank": int(rank), "world": int(world), "tree": _}:
+                found[HeldPart(snapshot.stamp, rank, world)] = snapshot
+    return found

@@ -1,4 +1,8 @@
-"""The memory tier of a sharded state: what ``TrainState`` talks to. ``memory.tier`` says what its methods are for."""
+"""The memory tier of a sharded state: what ``TrainState`` talks to. ``memory.tier`` says what its methods are for.
+
+Checkpoints on disk have torch's own form, which other programs and other sizes can load: parameters and what optimizers
+keep for them go by the parameters' names (``torch.distributed.checkpoint.state_dict``), not by numbers, as in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,35 @@ import atexit
 import os
 import sys
 from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any
 
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
-from elastic_torch.memory.buffers import MOST, Buffers
-from elastic_torch.memory.sharded import checkpoint_format, plan
-from elastic_torch.memory.sharded.dtensors import forget, owners
-from elastic_torch.memory.sharded.fetch import Brought, bring
+from elastic_torch.disk.dcp import Loose
+from elastic_torch.memory.buffers import MOST, Buffers, Snapshot
+from elastic_torch.memory.sharded import plan
+from elastic_torch.memory.sharded.dtensors import Brought, bring, forget, owners
 from elastic_torch.memory.sharded.plan import FoundState, HeldPart
-from elastic_torch.memory.sharded.replicas import Replicas, held_parts
-from elastic_torch.memory.sharded.replicator import Replicator
-from elastic_torch.memory.snapshot import Snapshot
-from elastic_torch.memory.tier import MemoryTier, State, TakenState
+from elastic_torch.memory.sharded.replicator import Replicas, Replicator, held_parts
+from elastic_torch.memory.tier import MemoryTier, State, TakenState, Tier
+from elastic_torch.state.checkpoints import AnyLoaded, DiskTier
 from elastic_torch.state.components import Components
-from elastic_torch.state.disk_tier import AnyLoaded, DiskTier
-from elastic_torch.state.state_choice import Tier
 from elastic_torch.state.state_exchange import Peers, Transport
-from elastic_torch.state.state_tree import put_together, take_apart
+from elastic_torch.state.state_tree import leaves, put_together, take_apart
 from elastic_torch.version import Stamp
 
 _PARTS = "state[1]['state']"  # the places of the parts in a whole state, by name
+_Path = tuple[str, ...]  # the place of an optimizer's state in a whole one: its name, or ``extra`` and its name
 
 
 class ShardedMemory(MemoryTier):
@@ -78,8 +90,8 @@ class ShardedMemory(MemoryTier):
         present: dict[str, DTensor] = {}
         take_apart(state(), present)
         owner: dict[str, DTensor] = {}  # optimizers have no state before their first step
-        for place, optimizer in checkpoint_format.optimizers(self._common).items():
-            owner |= owners(_PARTS + "".join(f"[{key!r}]" for key in place), optimizer)
+        for path, optimizer in self._optimizers().items():
+            owner |= owners(_PARTS + "".join(f"[{key!r}]" for key in path), optimizer)
         self._brought = brought = bring(self._transport, found, mine, present, owner)
         self._buffers.go_back_to(found.stamp)
         model, rest = brought.said
@@ -134,24 +146,41 @@ class ShardedMemory(MemoryTier):
         self._finish()
 
     def named(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state by parameters' names, as ``checkpoint_format`` has it."""
-        return checkpoint_format.named(self._common, state)
+        """Return a state with the model's and the optimizers' parts by parameters' names.
+
+        An optimizer that has not made a step yet is given the state that a step without gradients makes: torch does
+        that.
+        """
+        model = self._common.model
+        changed = {path: get_optimizer_state_dict(model, its) for path, its in self._optimizers().items()}
+        return _with(state, get_model_state_dict(model), changed)
 
     def take_over(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Become it, as far as model and optimizers go; the same state again."""
-        return checkpoint_format.take_over(self._common, state)
+        """Become what :meth:`named` has returned, as far as model and optimizers go; the same state, by numbers."""
+        model = self._common.model
+        set_model_state_dict(model, state["model"])
+        options = StateDictOptions(strict=False)  # parameters that never had a gradient have no state in there
+        for path, its in self._optimizers().items():
+            set_optimizer_state_dict(model, its, _at(state, path), options=options)
+        changed = {path: its.state_dict() for path, its in self._optimizers().items()}
+        return _with(state, model.state_dict(), changed)
 
     def load(self, disk: DiskTier, state: State) -> AnyLoaded | None:
         """Return the newest intact checkpoint, of what is sharded the parts that this rank needs."""
-        new = [its for its in checkpoint_format.optimizers(self._common).values() if not its.state]
+        new = [its for its in self._optimizers().values() if not its.state]
         loaded = None
         try:
-            loaded = disk.load(checkpoint_format.wanted({**state(), "rng": None, "per_rank": None}))
+            loaded = disk.load(_wanted({**state(), "rng": None, "per_rank": None}))
         finally:
             if loaded is None:
                 for optimizer in new:
                     optimizer.state.clear()  # made only to be loaded into
         return loaded
+
+    def _optimizers(self) -> dict[_Path, Optimizer]:
+        things: dict[_Path, Any] = {(part,): its for part, its in self._common.parts.items()}
+        things |= {("extra", key): its for key, its in self._common.extra.items()}
+        return {path: thing for path, thing in things.items() if isinstance(thing, Optimizer)}
 
     def _copy(self, stamp: Stamp, state: State) -> None:
         if self._buffers.outlives:
@@ -179,3 +208,24 @@ class ShardedMemory(MemoryTier):
         else:
             self._finish()
         forget()
+
+
+def _with(state: Mapping[str, Any], model: dict[str, Any], changed: Mapping[_Path, Any]) -> dict[str, Any]:
+    new = {**state, "model": model, **({"extra": {**state["extra"]}} if "extra" in state else {})}
+    for path, its in changed.items():
+        _at(new, path[:-1])[path[-1]] = its
+    return new
+
+
+def _at(state: Any, path: _Path) -> Any:
+    return reduce(getitem, path, state)
+
+
+def _wanted(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what to have a checkpoint loaded into: what is sharded as it is here, and of all else whatever was saved.
+
+    All of the model has to be in there; an optimizer has nothing for parameters that never had a gradient.
+    """
+    sharded = {key for key, value in state.items() if any(isinstance(leaf, DTensor) for _, leaf in leaves(value))}
+    loose = {key: Loose(value) if key in sharded else None for key, value in state.items() if key != "model"}
+    return {"model": state["model"], **loose}

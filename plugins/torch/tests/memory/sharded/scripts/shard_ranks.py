@@ -26,11 +26,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from elastic_torch.disk import Disk
-from elastic_torch.memory.sharded.fetch import bring
+from elastic_torch.memory.buffers import Buffer, Snapshot
+from elastic_torch.memory.sharded.dtensors import bring
 from elastic_torch.memory.sharded.plan import HeldPart, every, partners
-from elastic_torch.memory.sharded.replicas import Replicas, held_parts
-from elastic_torch.memory.sharded.replicator import Replicator
-from elastic_torch.memory.snapshot import Buffer, Snapshot
+from elastic_torch.memory.sharded.replicator import Replicas, Replicator, held_parts
 from elastic_torch.state.state_exchange import Peers, Transport
 from elastic_torch.state.state_tree import put_together, take_apart
 from elastic_torch.state.train_state import TrainState
@@ -174,7 +173,7 @@ def whole(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Any]:
 def remember(rank: int, world: int, act: int, before: list[Buffer], after: list[Buffer]) -> None:
     """Put together what the act before has left, and leave one's part and its replica, in many small messages."""
     patch("elastic_torch.state.state_exchange.PART", 100).start()
-    patch("elastic_torch.memory.sharded.fetch.PART", 200).start()
+    patch("elastic_torch.memory.sharded.dtensors.PART", 200).start()
     if before:
         go_on(rank, world, act, before)
     state = state_of(world, float(act + 1))
