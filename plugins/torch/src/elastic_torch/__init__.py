@@ -16,7 +16,7 @@ What is there twice, since one of it would lose something:
   since memory need not have room for one, and past errors of a receiver's disk (``disk.loader``). What each commit
   gathers goes through ``state_exchange.Peers``, which waits in gloo: ``Transport`` looks every 5 ms.
 * Agreements. ``disk.collective`` brings exceptions of one rank to all, by pickle, as torch does with its plans. No
-  other message is unpickled: ``memory.tier.choose`` and ``memory.sharded.plan`` are pure, and get what ``Peers`` gathers.
+  other message is unpickled: ``memory.tier`` chooses, and ``memory.sharded.plan`` plans, by what ``Peers`` gathers.
 * Storages (``disk.storage``). A directory has locks and atomic renames, a URL has neither.
 * Names of a run. Memory takes the launcher's (``version.Place``). To a checkpoint directory each start under torchrun
   is a run by itself (``disk.fence.Identity``), since two jobs there may have the same id.

@@ -1,4 +1,4 @@
-"""The parts of a training: those that are the same on all ranks, and compared; and those that each rank has of its own."""
+"""The parts of a training: those that are the same on all ranks, and those that each rank has of its own."""
 
 from __future__ import annotations
 
