@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from elastic_core.worker import attach, record as record_error
+
+if TYPE_CHECKING:
+    from elastic_torch.state.train_state import TrainState
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Progress(Protocol):
-    """A training state, as far as this goes."""
-
-    step: int  # steps committed
-    epoch: int  # the epoch in progress, from 0
-    lacks_batches: bool  # the epoch was resumed after its last batch
-
-
 UNSET = "none left: what the loop over them sets needs a value from before it"
-_states: list[weakref.ref[Progress]] = []  # in the order in which they were made
+_states: list[weakref.ref[TrainState]] = []  # in the order in which they were made
 
 
-def follow(state: Progress) -> None:
+def follow(state: TrainState) -> None:
     """Have error files say how far this state is, while it is the newest that lives."""
     _states.append(weakref.ref(state))
 

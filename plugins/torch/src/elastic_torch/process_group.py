@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from elastic_core.errors import UsageError
 from elastic_core.worker import INITIALIZED, ended_by_exception, report
-from elastic_torch.flight_recorder.answer import answer_requests
+from elastic_torch.flight_recorder.plugin import answer_requests
 
 PATIENCE = timedelta(minutes=10)
 """The time that a collective waits. Agents notice lost peers within seconds, so this is for peers that hang."""
@@ -60,11 +60,7 @@ def init_process_group(backend: str | None = None, *, timeout: timedelta | float
 
 
 def device_index(environ: Mapping[str, str], count: int) -> int:
-    """Return a worker's GPU among the ``count`` that it sees: that of its local rank, or the only one.
-
-    Raises:
-        UsageError: There is none for it.
-    """
+    """Return a worker's GPU of ``count`` that it sees: its local rank's, or the only one; UsageError if it has none."""
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     if local_rank < count:
         return local_rank

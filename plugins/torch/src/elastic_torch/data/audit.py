@@ -40,11 +40,7 @@ class Step:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Step:
-        """Return a step from JSON, which may have other keys too.
-
-        Raises:
-            ValueError: A fact is missing, of another type, or cannot be; says which.
-        """
+        """Return a step from JSON, which may have other keys; raise ValueError, which says why, if it is none."""
         known: dict[str, Any] = {field.name: facts.get(field.name) for field in fields(cls)}
         kinds = {"order": str, "drop_last": bool}
         for name, value in known.items():
@@ -116,11 +112,7 @@ class AuditLog:
 
 
 def audit_log(path: str | Path, rank: int) -> AuditLog | None:
-    """Return the log of this rank: one for each where the name has ``{rank}`` in it, else rank 0's alone.
-
-    Returns:
-        None for a rank that writes none.
-    """
+    """Return this rank's log: its own where the name has ``{rank}`` in it; else rank 0's, and None for others."""
     name = os.fspath(path)
     if "{rank}" in name:
         return AuditLog(name.replace("{rank}", str(rank)), rank=rank)

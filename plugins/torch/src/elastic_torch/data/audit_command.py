@@ -60,11 +60,7 @@ def command(files: tuple[Path, ...], finished: bool, as_json: bool) -> int:
 
 
 def read(path: Path) -> tuple[list[Record], int]:
-    """Return a file's records, and how many lines were cut short when their writer was killed.
-
-    Raises:
-        UsageError: It cannot be read, or a line is no record; says which.
-    """
+    """Return a file's records, and how many lines were cut short; raise UsageError if it or a line cannot be read."""
     records, torn = [], 0
     try:
         with path.open("rb") as file:
@@ -121,7 +117,9 @@ def lines(report: Report, torn: int = 0) -> list[str]:
     if len(report.findings) > MOST:
         text.append(f"… and {len(report.findings) - MOST} more")
     if report.findings:
-        text.append(f"NOT PROVED: {_count(len(report.findings), 'finding')}, the first is {_headline(report)}.")
+        first = min(report.findings, key=lambda finding: (finding.epoch, finding.start))
+        found = f"{_count(len(report.findings), 'finding')}, the first is {first.kind}, {_where(first)}"
+        text.append(f"NOT PROVED: {found}.")
     else:
         text.append(f"Proved: 0 skipped, 0 repeated, in {_count(len(report.epochs), 'epoch')}.")
     return [printable(line) for line in text]
@@ -152,11 +150,6 @@ def _indices(finding: Finding, epochs: Sequence[Epoch]) -> str:
     return f" (in the dataset {found}{', …' if stop < finding.stop else ''})"
 
 
-def _headline(report: Report) -> str:
-    first = min(report.findings, key=lambda finding: (finding.epoch, finding.start))
-    return f"{first.kind}, {_where(first)}"
-
-
 def _where(finding: Finding) -> str:
     return f"samples [{finding.start}, {finding.stop}) of epoch {finding.epoch}"
 
@@ -184,7 +177,7 @@ class Taken:
     where: str  # the segment, for people: ``round 3``
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something that must not be."""
 
@@ -230,10 +223,8 @@ class _Segment:
 def audit(files: Sequence[Sequence[Record]], *, finished: bool = False) -> Report:
     """Judge a log.
 
-    ``finished`` says that training is over, so that the last epoch has to be whole as well.
-
-    Raises:
-        ValueError: The files' records cannot be put in order; says why.
+    ``finished`` says that training is over, so that the last epoch has to be whole as well. Raises ValueError, which
+    says why, where the files' records cannot be put in order.
     """
     findings: list[Finding] = []
     timeline, taken_back = _timeline(_segments(files, findings))
@@ -246,8 +237,7 @@ def audit(files: Sequence[Sequence[Record]], *, finished: bool = False) -> Repor
         first = steps[0]
         for missing in range(epochs[-1].epoch + 1 if epochs else number, number):
             text = f"there is no record of this epoch before {first.where}, which trained epoch {number}"
-            whole = Finding(kind="skipped", epoch=missing, start=0, stop=first.step.length, message=text)
-            findings.append(whole)
+            findings.append(Finding("skipped", missing, 0, first.step.length, text))
         epochs.append(_epoch(steps, findings, whole=finished or number != newest))
     return Report(epochs=tuple(epochs), findings=tuple(findings), taken_back=taken_back)
 
@@ -309,7 +299,7 @@ def _add(segment: _Segment, record: Record, findings: list[Finding]) -> None:
     elif record.own != (right.start, right.stop):
         wrong = f"rank {record.rank} took [{record.own[0]}, {record.own[1]}) of step {step.step}, {_span(step)}"
     if wrong is not None:
-        findings.append(_finding("disagreement", step, step.start, step.stop, f"{wrong}, in {segment.where}"))
+        findings.append(Finding("disagreement", step.epoch, step.start, step.stop, f"{wrong}, in {segment.where}"))
 
 
 def _timeline(segments: Iterable[_Segment]) -> tuple[list[Taken], int]:
@@ -346,7 +336,7 @@ def _epoch(steps: list[Taken], findings: list[Finding], *, whole: bool) -> Epoch
     for taken in steps:
         if _kind(taken.step) != _kind(first.step):
             text = f"{first.where} took {_kind_named(first.step)}, and {taken.where} {_kind_named(taken.step)}"
-            findings.append(_finding("order", taken.step, taken.step.start, taken.step.stop, text))
+            findings.append(Finding("order", taken.step.epoch, taken.step.start, taken.step.stop, text))
             break
     steps = sorted(steps, key=lambda taken: (taken.step.start, taken.step.stop))
     reached, used = 0, 0
@@ -354,11 +344,13 @@ def _epoch(steps: list[Taken], findings: list[Finding], *, whole: bool) -> Epoch
     for taken in steps:
         step = taken.step
         if step.start > reached:
-            findings.append(_skipped(last, taken, reached))
+            after = "there is no record before" if last is None else f"after step {last.step.step} of {last.where} came"
+            text = f"{after} step {step.step} of {taken.where}, which begins at {step.start}"
+            findings.append(Finding("skipped", step.epoch, reached, step.start, text))
         if step.start < reached and last is not None:
             stop = min(step.stop, reached)
             text = f"step {last.step.step} of {last.where} and step {step.step} of {taken.where} both took them"
-            findings.append(_finding("repeated", step, step.start, stop, text))
+            findings.append(Finding("repeated", step.epoch, step.start, stop, text))
         used += max(0, step.stop - max(step.start, reached))
         if last is None or step.stop > reached:
             reached, last = step.stop, taken
@@ -367,7 +359,7 @@ def _epoch(steps: list[Taken], findings: list[Finding], *, whole: bool) -> Epoch
     over = left == 0 or (last.step.drop_last and left < last.step.global_batch_size)
     if whole and not over:
         text = f"nothing followed step {last.step.step} of {last.where} in this epoch"
-        findings.append(_finding("skipped", last.step, reached, last.step.length, text))
+        findings.append(Finding("skipped", last.step.epoch, reached, last.step.length, text))
     return Epoch(
         epoch=last.step.epoch,
         length=last.step.length,
@@ -379,16 +371,6 @@ def _epoch(steps: list[Taken], findings: list[Finding], *, whole: bool) -> Epoch
         order=last.step.order,
         over=over,
     )
-
-
-def _skipped(last: Taken | None, taken: Taken, reached: int) -> Finding:
-    after = "there is no record before" if last is None else f"after step {last.step.step} of {last.where} came"
-    text = f"{after} step {taken.step.step} of {taken.where}, which begins at {taken.step.start}"
-    return _finding("skipped", taken.step, reached, taken.step.start, text)
-
-
-def _finding(kind: str, step: Step, start: int, stop: int, message: str) -> Finding:
-    return Finding(kind=kind, epoch=step.epoch, start=start, stop=stop, message=message)
 
 
 def _place(step: Step) -> tuple[int, int]:

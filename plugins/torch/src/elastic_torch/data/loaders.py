@@ -122,11 +122,7 @@ def _is_elastic(thing: object) -> bool:
 
 
 def refuse_other_ranks(epoch: int, batches: int, before: int, now: int, *, exact: bool) -> None:
-    """Refuse, or warn, that an epoch goes on with another number of ranks than the loader's position is of.
-
-    Raises:
-        UsageError: Each sample is to be used once.
-    """
+    """Refuse (UsageError), or warn, that an epoch goes on with other ranks than the loader's position is of."""
     what = (
         f"Epoch {epoch} is to go on with {now} rank(s) after {batches} batches of {before}, and the loader's position "
         "means other samples to them: samples would be skipped or repeated."

@@ -464,11 +464,7 @@ def _rank_or_else(given: int | None, variable: str, in_group: Callable[[], int],
 
 
 def _step_size(global_batch_size: int | None, batch_size: int | None, ranks: int) -> int:
-    """Return samples in a step, of all ranks; one of each where no size is given.
-
-    Raises:
-        ValueError: Both are given, or the one that is given is less than 1.
-    """
+    """Return samples in a step of all ranks, one of each by default; raise ValueError for two sizes, or one below 1."""
     if global_batch_size is not None and batch_size is not None:
         raise ValueError(
             "global_batch_size and batch_size are both given: the samples in a step, of all ranks or of each. "
@@ -484,11 +480,7 @@ def _step_size(global_batch_size: int | None, batch_size: int | None, ranks: int
 
 
 def _check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int, int, int, Step | None]:
-    """Return epoch, cursor, steps and the newest step of a saved state.
-
-    Raises:
-        ValueError: It is none, or one of another order than ``mine``.
-    """
+    """Return epoch, cursor, steps and newest step of a state; raise ValueError if it is none, or not of ``mine``."""
     if state.get("version") != VERSION:
         raise ValueError(f"This is no state of this version of the sampler: version={state.get('version')!r}.")
     for name, value in mine.items():

@@ -42,11 +42,7 @@ def found_in(loader: object, goal: _Goal) -> list[object]:
 
 
 def refuse_loader(loader: object, goal: _Goal) -> None:
-    """Refuse a loader all of whose ways to the elastic sampler lead through what shards again.
-
-    Raises:
-        UsageError: It does; names the class and the line to change.
-    """
+    """Refuse, by UsageError, a loader all of whose ways to the elastic sampler lead through what shards again."""
     if not _leads(loader, goal, past_sharders=False):
         for seen in _objects(loader, goal, past_sharders=True):
             if _leads(seen, goal):
@@ -54,11 +50,7 @@ def refuse_loader(loader: object, goal: _Goal) -> None:
 
 
 def refuse_callers(goal: _Goal) -> None:
-    """Refuse what is drawing right now, if one of it shards again: the objects whose methods called this.
-
-    Raises:
-        UsageError: One does; names the class and the line to change.
-    """
+    """Refuse, by UsageError, that an object shards again whose method called this: it is drawing right now."""
     frame = sys._getframe(1)
     for _ in range(MOST_FRAMES):
         code = frame.f_code
@@ -67,21 +59,6 @@ def refuse_callers(goal: _Goal) -> None:
         if frame.f_back is None:
             return
         frame = frame.f_back
-
-
-def _refused(by: str, ranks: int, package: str) -> UsageError:
-    what = (
-        f"The loader of the ElasticDistributedSampler is sharded once more, by {by} of {package} among {ranks} ranks: "
-        f"the sampler gives each rank its part already, and {ranks - 1} of {ranks} samples would be used by none."
-    )
-    hints = {
-        "accelerate": "Leave the loader out of accelerator.prepare(...), and move batches with "
-        "batch.to(accelerator.device).",
-        "lightning": "Give use_distributed_sampler=False, to Trainer(...) or fabric.setup_dataloaders(...).",
-        "transformers": "Return the loader from get_train_dataloader() without accelerator.prepare(...).",
-    }
-    hints |= dict.fromkeys(("lightning_fabric", "pytorch_lightning"), hints["lightning"])
-    return UsageError(what, hint=hints.get(package, f"Take {by} away: the loader is to draw from the sampler itself."))
 
 
 def package_of(thing: object) -> str:
@@ -97,8 +74,21 @@ def _refuse(thing: object, goal: _Goal) -> None:
         # torch's takes every W-th place of its dataset. One that has the sampler elsewhere draws in a way of its own.
         if _leads(attributes.get("dataset"), goal):
             ranks = attributes.get("num_replicas", 1)
-    if ranks > 1:
-        raise _refused(type(thing).__name__, ranks, package_of(thing))
+    if ranks <= 1:
+        return
+    by, package = type(thing).__name__, package_of(thing)
+    what = (
+        f"The loader of the ElasticDistributedSampler is sharded once more, by {by} of {package} among {ranks} ranks: "
+        f"the sampler gives each rank its part already, and {ranks - 1} of {ranks} samples would be used by none."
+    )
+    hints = {
+        "accelerate": "Leave the loader out of accelerator.prepare(...), and move batches with "
+        "batch.to(accelerator.device).",
+        "lightning": "Give use_distributed_sampler=False, to Trainer(...) or fabric.setup_dataloaders(...).",
+        "transformers": "Return the loader from get_train_dataloader() without accelerator.prepare(...).",
+    }
+    hints |= dict.fromkeys(("lightning_fabric", "pytorch_lightning"), hints["lightning"])
+    raise UsageError(what, hint=hints.get(package, f"Take {by} away: the loader is to draw from the sampler itself."))
 
 
 def _leads(root: object, goal: _Goal, *, past_sharders: bool = True) -> bool:

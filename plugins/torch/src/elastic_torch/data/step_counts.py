@@ -81,11 +81,8 @@ class Reading:
     def check(self, epoch: int, done: int, whole: int, *, ended: bool) -> None:
         """Say what is wrong with this reading of an epoch, if anything.
 
-        ``done`` of the ``whole`` epoch's steps are committed, in earlier readings too; ``ended`` as for
-        :func:`judge`.
-
-        Raises:
-            EpochNotReadError: A part of it was trained on by no rank.
+        ``done`` of the ``whole`` epoch's steps are committed, in earlier readings too; ``ended`` as for :func:`judge`.
+        Raises EpochNotReadError where a part of it was trained on by no rank.
         """
         to_end = f"Epoch {epoch} was read to its end, but"
         match judge(self, ended=ended):
@@ -142,11 +139,7 @@ class Steps(Iterator[list[int]]):
         self._reading, self._steps, self._at_end = reading, steps, at_end
 
     def __next__(self) -> list[int]:
-        """Return the next step's indices.
-
-        Raises:
-            EpochNotReadError: This is the end, and a part of the epoch was trained on by no rank.
-        """
+        """Return the next step's indices; EpochNotReadError at the end if no rank trained on a part of the epoch."""
         step = next(self._steps, None)
         if step is None:
             self._reading.ends += 1

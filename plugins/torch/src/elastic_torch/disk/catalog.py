@@ -113,13 +113,7 @@ def _damage(storage: Storage, folder: str, reason: str, kind: Literal["damaged",
 
 
 def read_manifest(storage: Storage, folder: str, retry: Retry = ONCE) -> Manifest:
-    """Return a checkpoint's list of contents.
-
-    Raises:
-        DamagedError: It is missing, or not as it was written.
-        UnknownFormatError: Another release has written it.
-        OSError: It cannot be read.
-    """
+    """Return a list of contents; raise what ``decode`` does, DamagedError also if it is missing, or OSError."""
     try:
         with opened(storage, f"{folder}/{manifests.NAME}", retry) as file:
             return manifests.decode(file.read(manifests.LIMIT))

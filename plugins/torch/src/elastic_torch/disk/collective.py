@@ -169,10 +169,7 @@ def discover(collective: Collective, storage: Storage, *, read_only: bool = Fals
     """Find out which ranks see the same directory. Collective.
 
     Each rank leaves a file, and looks whose files it sees. With ``read_only`` a rank that cannot write counts as the
-    only one that sees its directory.
-
-    Raises:
-        PeerFailedError: Some rank cannot write there.
+    only one that sees its directory. Raises PeerFailedError where some rank cannot write there.
     """
     if collective.size == 1 or not isinstance(storage, LocalStorage):
         return unknown(collective, storage)

@@ -1,6 +1,6 @@
 """The class ``Disk``: saves while training goes on, and loads the newest checkpoint that is intact.
 
-Training waits for a copy of the state and nothing else: a thread writes that (:class:`Writer`). The memory of earlier
+Training waits for a copy of the state and nothing else: a thread writes that (:class:`_Writer`). The memory of earlier
 copies is used again, since page faults of new memory cost more than the copy.
 """
 
@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -130,7 +129,7 @@ class Disk:
                 ) from error
             self._warn("Nothing can be saved in %s for now: %s. Each save tries again.", self._storage.root, error)
         self._counters = Counters(failures=0, seconds=0.0)
-        self._writer = Writer()
+        self._writer = _Writer()
 
     def _warn(self, message: str, *values: object) -> None:
         if self._front.leads:
@@ -284,23 +283,20 @@ class Disk:
                 hint="It may be of another model: names and shapes have to match.",
             ) from error
         self._follow(None if self._go_back(found) else manifest.lineage, note=manifest.run_uid != self._me.uid)
-        self._carry_on(manifest.counters)
+        learnt = manifest.counters
+        self._counters = replace(learnt, failures=learnt.failures + 1)  # that we are here is one more
+        self._started = time.monotonic()
+        self._schedule.learnt(self._counters.failures, self._counters.seconds)
         return Loaded(checkpoint, state[0], found.damage)
 
     @property
     def _loader(self) -> Loader:
-        return Loader(
-            storage=self._storage,
-            everyone=self._front,
-            shared_dirs=self._ownership.shared_dirs,
-            patience=self._patience,
-        )
+        return Loader(self._storage, self._front, self._ownership.shared_dirs, self._patience)
 
     def _find(self, *, verify: bool = True) -> FoundCheckpoint:
         """Return the newest checkpoint that can be loaded.
 
-        Raises:
-            CheckpointUnreadableError: There are some, and none can be, unless that is to be ignored.
+        Raises CheckpointUnreadableError where there are some, and none can be, unless that is to be ignored.
         """
         found = self._loader.find(verify=verify)
         if found.assembly is not None or not found.damage:
@@ -342,12 +338,6 @@ class Disk:
         if (note or line is None) and self._ownership.saver is not None and self._ownership.shared_dirs.first:
             fence.note_lineage(self._storage, (self.run, self._me.round), self._lineage)
 
-    def _carry_on(self, counters: Counters) -> None:
-        """Take over what was learnt about failures; that we are here is one more."""
-        self._counters = replace(counters, failures=counters.failures + 1)
-        self._started = time.monotonic()
-        self._schedule.learnt(self._counters.failures, self._counters.seconds)
-
     def wait(self) -> Checkpoint | None:
         """Wait until everything is written; the last one, or None where nothing was waited for.
 
@@ -364,9 +354,7 @@ class Disk:
     def __enter__(self) -> Disk:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -394,7 +382,7 @@ def _is_set(environ: Mapping[str, str], name: str) -> bool:
     raise UsageError(f"{name}={value!r}: it is 1 or 0.")
 
 
-class Writer:
+class _Writer:
     """Has copies of the state, and the thread that writes them, one after the other."""
 
     def __init__(self) -> None:
@@ -441,11 +429,7 @@ class Writer:
                 future.result()
 
     def wait(self) -> Checkpoint | None:
-        """Wait until everything is written; the last one, or None where nothing was waited for.
-
-        Raises:
-            CheckpointError: The last one was not saved.
-        """
+        """Wait until everything is written, as :meth:`Disk.wait` says."""
         try:
             self.settle()
         finally:

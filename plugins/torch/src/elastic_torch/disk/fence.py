@@ -20,11 +20,10 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elastic_torch.disk import catalog
-from elastic_torch.disk.catalog import Holding
 from elastic_torch.disk.collective import Collective
 from elastic_torch.disk.errors import CheckpointRefusedError
 from elastic_torch.disk.storage import Storage
@@ -75,11 +74,7 @@ class Claim:
 
 
 def number(claims: Iterable[Claim], me: Identity, root: str) -> int:
-    """Return the number of my run in this directory, a new one if it is not there yet. Pure.
-
-    Raises:
-        CheckpointRefusedError: A later run or round is there.
-    """
+    """Return my run's number in this directory, maybe a new one; CheckpointRefusedError after a later turn. Pure."""
     known = list(claims)
     newest = max(known, key=lambda claim: claim.turn, default=None)
     if newest is None:
@@ -119,8 +114,8 @@ def read_claims(storage: Storage) -> list[Claim]:
 
 def _files(storage: Storage) -> dict[tuple[int, int], str]:
     """Return the claims' files, by their turns, as far as names tell."""
-    matches = [match for name in storage.names(FOLDER) if (match := _CLAIM.fullmatch(name)) is not None]
-    return {(int(m[1]), -1 if m[2] is None else int(m[2])): f"{FOLDER}/{m[0]}" for m in matches}
+    matches = map(_CLAIM.fullmatch, storage.names(FOLDER))
+    return {(int(m[1]), -1 if m[2] is None else int(m[2])): f"{FOLDER}/{m[0]}" for m in matches if m is not None}
 
 
 def _saved(storage: Storage) -> set[tuple[int, int]]:
@@ -129,11 +124,7 @@ def _saved(storage: Storage) -> set[tuple[int, int]]:
 
 
 def refuse_beside_the_living(storage: Storage, newest: Claim) -> None:
-    """Refuse to take over from another run that is alive.
-
-    Raises:
-        CheckpointRefusedError: It is; names it.
-    """
+    """Refuse, by a CheckpointRefusedError that names it, to take over from another run that is alive."""
     if storage.held(f"{FOLDER}/run-{newest.run:04}.lock"):
         raise CheckpointRefusedError(
             f"Another run saves in {storage.root}: {newest.uid} of {newest.who or 'another user'}, and it is alive.",
@@ -154,11 +145,7 @@ def claim(storage: Storage, run: int, me: Identity) -> None:
 
 
 def check_turn(storage: Storage, position: Position) -> None:
-    """Look at the fence again: at names, so that it costs little.
-
-    Raises:
-        CheckpointRefusedError: A later turn has begun.
-    """
+    """Raise CheckpointRefusedError if a later turn has begun; it looks at names, so that it costs little."""
     files = _files(storage)
     newest = max({*files, *_saved(storage)}, default=position.turn)
     if newest > position.turn:
@@ -182,23 +169,19 @@ def _content(storage: Storage, path: str) -> tuple[str, str]:
         return "", ""
 
 
-def last_lineage(found: Sequence[Holding], notes: Iterable[tuple[Turn, str]], run: int) -> tuple[Turn, str] | None:
-    """Return the lineage that a run has had last, and when; None where it has had none. Pure."""
-    saved = [(holding.position.turn, holding.manifest.lineage) for holding in found]
-    return max((item for item in [*notes, *saved] if item[0][0] == run), key=lambda item: item[0], default=None)
-
-
 def continued_lineage(collective: Collective, storage: Storage, first: bool, run: int) -> str:
     """Return the lineage of a run that has loaded nothing, as it goes on from memory: its last one, or a new one.
-    Collective; ``first`` says whether this rank is the first of those that see the directory.
 
-    Raises:
-        PeerFailedError: A directory cannot be read.
+    Collective; ``first`` says whether this rank is the first of those that see the directory. Raises PeerFailedError
+    where a directory cannot be read.
     """
-    lasts = collective.agree(
-        lambda: last_lineage(catalog.holdings(storage)[0], _notes(storage), run) if first else None
-    )
-    known = [item for item in lasts if item is not None]
+
+    def last() -> tuple[Turn, str] | None:
+        saved = [(holding.position.turn, holding.manifest.lineage) for holding in catalog.holdings(storage)[0]]
+        notes = [((int(m[1]), int(m[2])), m[3]) for m in map(_NOTE.fullmatch, storage.names(FOLDER)) if m is not None]
+        return max((item for item in [*notes, *saved] if item[0][0] == run), key=lambda item: item[0], default=None)
+
+    known = [item for item in collective.agree(lambda: last() if first else None) if item is not None]
     return max(known)[1] if known else begin_lineage(collective)
 
 
@@ -214,8 +197,3 @@ def note_lineage(storage: Storage, turn: Turn, name: str) -> None:
         storage.put(f"{FOLDER}/run-{turn[0]:04}_round-{turn[1]:05}_lineage-{name}", b"")
     except OSError as error:
         logger.warning("%s has no note of the lineage %s of its checkpoints: %s", storage.root, name, error)
-
-
-def _notes(storage: Storage) -> list[tuple[Turn, str]]:
-    matches = [match for name in storage.names(FOLDER) if (match := _NOTE.fullmatch(name)) is not None]
-    return [((int(match[1]), int(match[2])), match[3]) for match in matches]

@@ -51,7 +51,7 @@ class FoundCheckpoint:
     passed: bool = False  # whether there is a newer one, anywhere, that was not found damaged, and yet cannot be loaded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Loader:
     """One rank's part in loading. Read errors that may pass are tried again for ``patience`` seconds."""
 
@@ -152,11 +152,7 @@ class Loader:
         return FoundCheckpoint(assembly, mine, told, tuple(sorted(aside)), passed)
 
     def fetch(self, found: FoundCheckpoint) -> tuple[Checkpoint, Manifest]:
-        """Let this directory have the whole checkpoint. Collective.
-
-        Raises:
-            CheckpointLoadError: There is no room for it somewhere.
-        """
+        """Let this directory have the whole checkpoint; raise CheckpointLoadError if there is no room. Collective."""
         assembly = found.assembly
         assert assembly is not None
         try:

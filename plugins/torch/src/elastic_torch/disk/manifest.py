@@ -81,12 +81,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest that a file holds.
-
-    Raises:
-        DamagedError: It is not one, or not as it was written.
-        UnknownFormatError: Another release has written it.
-    """
+    """Return the manifest that a file holds; raise DamagedError, or UnknownFormatError if another release wrote it."""
     try:
         body = json.loads(data)
         digest = body.pop("sha256")

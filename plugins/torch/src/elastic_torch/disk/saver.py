@@ -159,9 +159,7 @@ class Saver:
             parts = collective.agree(lambda: self._checked(staging, mine))
             files = {name: file for part in parts for name, file in part.items()}
             manifest = Manifest(position, self.me.uid, save_id, self.me.who, line, scattered, files, counters)
-            made = collective.agree(
-                lambda: self._publish(staging, manifest, metadata) if self.group.leads else None,
-            )
+            made = collective.agree(lambda: self._publish(staging, manifest, metadata) if self.group.leads else None)
         except BaseException:
             if self.group.leads:
                 with contextlib.suppress(Exception):  # what is left, the next turn sweeps up

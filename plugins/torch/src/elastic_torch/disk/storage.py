@@ -41,7 +41,7 @@ PATIENCE = 10.0  # seconds to wait for a lock whose holder is about to end
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
-class Sink(io.RawIOBase):
+class _Sink(io.RawIOBase):
     """A new file that knows the size and the SHA-256 of what it was given. Closing it makes it durable.
 
     ``put`` writes some of what it is given, and says how many bytes. ``finish`` is called once, when the file is
@@ -57,15 +57,12 @@ class Sink(io.RawIOBase):
         self._keep = True
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the bytes written."""
         return self._size
 
     def write(self, data: Buffer, /) -> int:
-        """Write some of it, and say how many bytes."""
         view = memoryview(data).cast("B")
         written = self._put(view)
         self._hash.update(view[:written])
@@ -190,7 +187,7 @@ class LocalStorage:
             os.close(descriptor)
             os.unlink(path)
 
-    def write(self, path: str) -> Sink:
+    def write(self, path: str) -> _Sink:
         """Create a file."""
         descriptor = os.open(self._root / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
@@ -201,7 +198,7 @@ class LocalStorage:
             finally:
                 os.close(descriptor)
 
-        return Sink(lambda data: os.write(descriptor, data), finish)
+        return _Sink(lambda data: os.write(descriptor, data), finish)
 
     def put(self, path: str, data: bytes) -> bool:
         """Create a file with this content, whole or not at all; False where there is one already."""
@@ -237,11 +234,7 @@ class LocalStorage:
         os.link(self._root / source, self._root / target)
 
     def publish(self, staging: str, name: str) -> str:
-        """Let a written folder be the checkpoint ``name``, and say under which name it can be found.
-
-        Raises:
-            FileExistsError: There is one already.
-        """
+        """Let a folder be the checkpoint ``name``, under the name that is returned; FileExistsError if there is one."""
         _sync(self._root / staging)
         try:
             os.rename(self._root / staging, self._root / name)  # onto a folder with files in it: refused, atomically
@@ -350,7 +343,7 @@ Storage: TypeAlias = "LocalStorage | UrlStorage"
 
 
 @contextlib.contextmanager
-def created(storage: Storage, path: str, sums: dict[str, FileSum]) -> Iterator[io.BufferedWriter[Sink]]:
+def created(storage: Storage, path: str, sums: dict[str, FileSum]) -> Iterator[io.BufferedWriter[_Sink]]:
     """Yield a new file that is durable, and whose sum is known, at the end."""
     sink = storage.write(path)
     stream = io.BufferedWriter(sink, BLOCK)
@@ -437,7 +430,7 @@ class UrlStorage:
         file: IO[bytes] = self._fs.open(self._at(path), "rb")
         return file
 
-    def write(self, path: str) -> Sink:  # noqa: D102
+    def write(self, path: str) -> _Sink:  # noqa: D102
         file = self._fs.open(self._at(path), "wb")
 
         def put(data: memoryview) -> int:
@@ -451,7 +444,7 @@ class UrlStorage:
                 with contextlib.suppress(Exception):  # what is left there is listed in no manifest
                     file.discard()
 
-        return Sink(put, finish)
+        return _Sink(put, finish)
 
     def put(self, path: str, data: bytes) -> bool:  # noqa: D102
         if self.size(path) is not None:

@@ -2,6 +2,6 @@
 
 torch records the newest collectives of each process. ``plugin`` runs in the agent, without torch: it has workers write
 dumps into the folder of their round, asks for them once the job hangs, and runs ``analysis``, which is torch's own. An
-NCCL process group answers by a thread of torch's. ``answer`` does so for the others, in scripts that call
+NCCL process group answers by a thread of torch's. For the others a thread of ``plugin`` does so, in scripts that call
 ``elastic.init_process_group``.
 """

@@ -1,19 +1,23 @@
 """The agent's part: variables for workers, the request for dumps, and the analysis in a process of its own.
 
+And the worker's, where no NCCL group answers: a thread that writes a dump when the agent asks for one.
+
 torch's variables: https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html. What the user has set
 stays. A request is any byte in the named pipe ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` + rank + ``.pipe``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +176,36 @@ def analyse(prefix: str, world_size: int) -> str:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return f"torch's analysis of the flight recorder failed: {why[:200]}"
     return done.stdout.strip()
+
+
+def answer_requests() -> bool:
+    """Begin to answer in a worker, by a thread, once in a process; return whether it does.
+
+    It does not where no agent asks, where torch has no recorder for this kind of group, or where a group answers by
+    itself, which has made the pipe then. The thread takes the interpreter's lock, so a rank that holds it in native
+    code does not answer.
+    """
+    import torch  # the agent has none
+
+    pipe_prefix, file_prefix = os.environ.get(PIPE), next(filter(None, map(os.environ.get, FILES)), None)
+    rank = os.environ.get("RANK", "0")
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
+    if not pipe_prefix or not file_prefix or dump is None:
+        return False
+    pipe, file = f"{pipe_prefix}{rank}.pipe", f"{file_prefix}{rank}"
+    try:
+        os.mkfifo(pipe, 0o600)
+        descriptor = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)  # for writing too, or a reader finds its end at once
+    except OSError:
+        return False
+    threading.Thread(target=_serve, args=(descriptor, file, dump), name="elastic-flight-recorder", daemon=True).start()
+    return True
+
+
+def _serve(descriptor: int, file: str, dump: Callable[..., bytes]) -> None:
+    while os.read(descriptor, 4096):
+        with contextlib.suppress(Exception):  # a full disk, or a recorder that another version of torch changed
+            content = dump(includeStackTraces=False)  # with them it imports half of torch, which takes many seconds
+            with open(f"{file}.part", "wb") as part:
+                part.write(content)
+            os.replace(f"{file}.part", file)

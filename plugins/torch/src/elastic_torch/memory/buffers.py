@@ -117,11 +117,7 @@ class Buffers:
         self.go_back_to(max(self.stamps(), default=None))
 
     def snapshot(self, stamp: Stamp) -> Snapshot:
-        """Return the snapshot with this stamp. The next commit goes to another buffer.
-
-        Raises:
-            LookupError: There is none.
-        """
+        """Return the snapshot with this stamp, or raise LookupError. The next commit goes to another buffer."""
         found = next((found for found in self.snapshots() if found.stamp == stamp), None)
         if found is None:
             raise LookupError(f"no snapshot of {stamp}")
@@ -156,11 +152,7 @@ class Buffers:
         self._prepare(buffer)
 
     def room(self, size: int) -> Buffer:
-        """Return a buffer of at least so many bytes for a snapshot from elsewhere; it is empty until that is finished.
-
-        Raises:
-            ResourceError: There is no memory for it, or the agent does not keep it.
-        """
+        """Return an empty buffer of at least so many bytes, to be finished; raise ResourceError if none can be kept."""
         index = self._next()
         buffer = self._buffers[index]
         if buffer is None or buffer.size < size:
@@ -269,11 +261,7 @@ def adopted(name: str) -> Buffer | None:
 
 
 def leave_note(name: str, text: bytes, timeout: float = NOTE_ANSWER) -> None:
-    """Leave a note, in place of an earlier one of this name; wait ``timeout`` seconds for the agent's answer.
-
-    Raises:
-        ResourceError: The agent does not keep it.
-    """
+    """Leave a note, in place of an earlier one of this name; raise ResourceError if the agent does not keep it."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(fd, text)
@@ -310,8 +298,6 @@ class Buffer:
         private: Whether it is a file that is only read: what is changed here stays in this process.
 
     Attributes:
-        fd: Its descriptor.
-        size: Its bytes.
         stamp: Of the snapshot that is complete in it, as far as this process has read, written or received it.
         settled: Whether :meth:`settle` has been asked for.
     """
@@ -331,11 +317,7 @@ class Buffer:
 
     @classmethod
     def create(cls, name: str, tensors: Sequence[torch.Tensor], said_bytes: int) -> Buffer:
-        """Return a buffer for these tensors and so many bytes of JSON. All of its memory is taken at once.
-
-        Raises:
-            ResourceError: There is not so much.
-        """
+        """Return a buffer for these tensors and so many bytes of JSON; raise ResourceError if there is not so much."""
         end = _Layout.of([(tensor.dtype, tensor.shape) for tensor in tensors]).end
         return cls.sized(name, end + 2 * said_bytes + _SPARE + 100 * len(tensors))
 

@@ -224,12 +224,7 @@ def is_newer(file: Rescued, newest: AnyCheckpoint | None) -> bool:
 
 
 def opened(file: Rescued) -> Buffer:
-    """Return the snapshot in a file whose bytes are those that were written; changes to it stay in memory.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is not what was written.
-    """
+    """Return a file's snapshot, changes to which stay in memory; OSError, or ValueError if it is not as written."""
     digest = hashlib.sha256()
     with open(file.path, "rb", buffering=0) as raw:
         block = bytearray(BLOCK)

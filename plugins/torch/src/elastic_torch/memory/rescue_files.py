@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,11 +180,7 @@ def write(request: Request, kept: KeptSnapshot, node: str, stop: threading.Event
 
 
 def _write_to(target: Target, request: Request, kept: KeptSnapshot, node: str, stop: threading.Event) -> Path:
-    """Write a snapshot to a directory, unless another node has; return the path of the file.
-
-    Raises:
-        OSError: It cannot be written. No part of it is left.
-    """
+    """Write a snapshot to a directory, unless another node has; return the file's path. An OSError leaves no part."""
     if stop.is_set():
         raise _Stopped
     folder = Path(target.path) / request.run
@@ -201,20 +197,9 @@ def _write_to(target: Target, request: Request, kept: KeptSnapshot, node: str, s
             if snapshot_in(kept.fd) != kept:
                 raise OSError(errno.EBUSY, "it was written to meanwhile")
             os.rename(temporary, final)
-        body = {
-            "format": _FORMAT,
-            "name": request.name,
-            "run": request.run,
-            "base": request.base,
-            "whole": request.whole,
-            "round": kept.stamp.round,
-            "step": kept.stamp.step,
-            "rank": kept.rank,
-            "world": kept.world,
-            "size": kept.size,
-            "sha256": sha256,
-            "node": node,
-        }
+        run = {"name": request.name, "run": request.run, "base": request.base, "whole": request.whole}
+        part_of = {**asdict(kept.stamp), "rank": kept.rank, "world": kept.world}
+        body = {"format": _FORMAT, **run, **part_of, "size": kept.size, "sha256": sha256, "node": node}
         with _removed_on_error(final), _removed_on_error(described):
             _describe(described, body)
     return final
@@ -252,9 +237,7 @@ def _alone(path: Path, stop: threading.Event) -> Iterator[tuple[Path, int]]:
     """Yield a temporary file that no other process writes to: nodes that share a directory have the same snapshots.
 
     What a killed process has left there is overwritten. If files cannot be locked, each process uses another name.
-
-    Raises:
-        _Stopped: Another process still writes to it.
+    Raises _Stopped where another process still writes to it.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

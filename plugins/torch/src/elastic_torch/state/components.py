@@ -55,11 +55,7 @@ class _Generator:
 
 
 def stateful(name: str, thing: Any) -> Stateful:
-    """Return something as a part of a state; random generators of torch, numpy and Python get the two methods.
-
-    Raises:
-        TypeError: It has none; says which it is.
-    """
+    """Return something as a part of a state, random generators too; raise TypeError, which names it, if it has none."""
     if isinstance(thing, torch.Generator | np.random.Generator | random.Random):
         return _Generator(thing)
     if not (callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))):
@@ -154,11 +150,8 @@ class Comparison:
 
         The buffers of modules are left out: each rank's are of its own batches, and DDP takes rank 0's (BatchNorm).
 
-        ``first`` says that nothing is lost yet. Later on each rank keeps what it has, and rank 0 warns: a
-        training that has come so far does not end for it.
-
-        Raises:
-            UsageError: The ranks differ, and it is the first step; names the places.
+        ``first`` says that nothing is lost yet: where the ranks differ, this raises UsageError, which names the places.
+        Later on each rank keeps what it has, and rank 0 warns: a training that has come so far does not end for it.
         """
         parts = {name: value for name, value in state.items() if name != "extra"}
         parts |= {f"extra[{key!r}]": value for key, value in state.get("extra", {}).items()}
@@ -270,11 +263,8 @@ class PerRank:
     def load(self, kept: Mapping[str, torch.Tensor] | None, epoch: int, batches: int) -> None:
         """Load the state of the rank that had this rank's number.
 
-        ``kept`` is what :meth:`by_rank` has returned; ``batches`` are the epoch's batches that are done, 0
-        between two epochs.
-
-        Raises:
-            UsageError: There is none, or it is of another number of ranks.
+        ``kept`` is what :meth:`by_rank` has returned; ``batches`` are the epoch's batches that are done, 0 between two
+        epochs. Raises UsageError where there is none, or it is of another number of ranks.
         """
         if not self._stateful:
             return

@@ -45,11 +45,7 @@ def take_apart(state: Any, shards: DTensors | None = None) -> tuple[Any, list[to
 
 
 def put_together(said: Any, take: Take, shard: TakeDTensor | None = None) -> Any:
-    """Return what :func:`take_apart` was given, with the tensors that ``take`` and ``shard`` hand out.
-
-    Raises:
-        ValueError: It cannot have come from there.
-    """
+    """Return what :func:`take_apart` was given; raise ValueError if it cannot have come from there."""
     match said:
         case None | bool() | int() | float() | str():
             return said
@@ -183,11 +179,7 @@ def leaves(value: Any, place: str = "state") -> Iterator[tuple[str, Any]]:
 
 
 def packed(state: Any) -> torch.Tensor:
-    """Return a state as bytes, a tensor of uint8: what JSON can say of it, and its tensors' elements.
-
-    Raises:
-        TypeError: Something in it cannot be kept; says what, and where.
-    """
+    """Return a state as bytes, a tensor of uint8; raise TypeError, which says what and where, if it cannot be kept."""
     said, tensors = take_apart(state)
     return joined([said, table_of(tensors)], [tensor.cpu() for tensor in tensors])
 
@@ -234,20 +226,12 @@ def tensors_of(table: Iterable[Sequence[Any]], content: torch.Tensor) -> list[to
 
 
 def form_of(state: Mapping[str, Any]) -> str:
-    """Return the form of a state; of its tensors, DTensors too, it says no more than where they are.
-
-    Raises:
-        TypeError: Something in it cannot be kept; says what, and where.
-    """
+    """Return the form of a state, of its tensors only where they are; raise TypeError for what cannot be kept."""
     return json.dumps(_apart(state, None, None))
 
 
 def restored(form: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state of this form, with the tensors of what a checkpoint has given back (its keys may be texts by now).
-
-    Raises:
-        ValueError: A tensor is not there; says where. Or this is no form.
-    """
+    """Return a state of a form, with a checkpoint's tensors (its keys may be texts); ValueError if one is missing."""
     state = _filled(json.loads(form), saved, "state")
     if not isinstance(state, dict):
         raise ValueError(f"{form!r:.80} is no form of a state")

@@ -51,14 +51,10 @@ def local_part(tensor: DTensor) -> torch.Tensor:
 
 
 def described(tensor: DTensor, where: str) -> Sequence[Any]:
-    """Return its whole shape, the offset of this rank's part, and its layout, as values that JSON has.
-
-    Raises:
-        TypeError: It waits for a reduction, so that its parts are no values.
-    """
+    """Return whole shape, this rank's offset and layout, for JSON; TypeError if it is yet to be reduced (Partial)."""
     if any(placement.is_partial() for placement in tensor.placements):
         raise TypeError(f"{where} is a DTensor that has yet to be reduced (Partial), which cannot be kept.")
-    return _described(tensor.shape, tensor.device_mesh, tensor.placements)
+    return layout_of(tensor.shape, tensor.device_mesh, tensor.placements)
 
 
 def box_of(tensor: DTensor) -> Box:
@@ -81,23 +77,12 @@ def _leaves(said: Any) -> Iterator[Leaf]:
                 yield from _leaves(item)
 
 
-def owners(where: str, optimizer: torch.optim.Optimizer) -> dict[str, DTensor]:
-    """Return the sharded parameters that an optimizer's state belongs to, by the name of that state.
-
-    ``where`` is the place of its ``state_dict()`` in the whole state.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return {f"{where}['state'][{i}]": p for i, p in enumerate(parameters) if isinstance(p, DTensor)}
-
-
 def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner: Mapping[str, DTensor]) -> DTensor:
     """Return the tensor to fill: the one of the state that is there, or a new one, laid out as this round's are.
 
     ``present`` has the sharded tensors that are there, by name; ``owner`` has parameters by the name of what
     belongs to them, since optimizers make their state only in their first step.
-
-    Raises:
-        ValueError: There is no place for it, or it has another shape.
+    Raises ValueError where there is no place for it, or it has another shape.
     """
     there = present.get(leaf.name)
     if there is not None and tuple(there.shape) == leaf.shape:
@@ -123,14 +108,10 @@ def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner
 
 
 @lru_cache(maxsize=1 << 16)  # asked for every tensor in every step
-def _described(shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]) -> Sequence[Any]:
+def layout_of(shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Placement]) -> Sequence[Any]:
+    """Return the shape, the offset of this rank's part, and the layout, as values that JSON has."""
     _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     return list(shape), list(offset), [_said(placement) for placement in placements]
-
-
-def forget() -> None:
-    """Let go of the meshes that were asked about."""
-    _described.cache_clear()
 
 
 def _said(placement: Placement) -> str | int:
@@ -169,10 +150,7 @@ def bring(
     """Bring the parts of a found state to the ranks that need them. Collective.
 
     ``mine`` has the snapshots of the state that this rank can reach, by old rank. The tensors that are ``present``
-    are filled in place.
-
-    Raises:
-        ValueError: The snapshot does not fit the model.
+    are filled in place. Raises ValueError where the snapshot does not fit the model.
     """
     base = found.base(transport.rank, transport.world)
     said, dtypes, plain = _bring_base(transport, found, mine)

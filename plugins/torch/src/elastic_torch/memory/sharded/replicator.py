@@ -164,11 +164,7 @@ class Replicas:
         return held_parts(found for buffers in self._sources for found in buffers.snapshots())
 
     def room(self, number: int, size: int, safe: Stamp | None) -> Buffer:
-        """Return a buffer of at least so many bytes for the next replica; it is empty until that is finished.
-
-        Raises:
-            ResourceError: There is no memory for it, or the agent does not keep it.
-        """
+        """Return an empty buffer for the next replica, as :meth:`Buffers.room`; it raises ResourceError as well."""
         while len(self._sources) <= number:
             self._sources.append(self._buffers())
         buffers = self._sources[number]

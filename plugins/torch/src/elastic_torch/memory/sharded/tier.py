@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from elastic_torch.disk.dcp import Loose
 from elastic_torch.memory.buffers import MOST, Buffers, Snapshot
 from elastic_torch.memory.sharded import plan
-from elastic_torch.memory.sharded.dtensors import Brought, bring, forget, owners
+from elastic_torch.memory.sharded.dtensors import Brought, bring, layout_of
 from elastic_torch.memory.sharded.plan import FoundState, HeldPart
 from elastic_torch.memory.sharded.replicator import Replicas, Replicator, held_parts
 from elastic_torch.memory.tier import MemoryTier, State, TakenState, Tier
@@ -75,11 +75,7 @@ class ShardedMemory(MemoryTier):
         return self._found[0].stamp if self._found else None
 
     def take(self, state: State) -> TakenState:
-        """Return the found state as this rank needs it; fill the sharded tensors that are there.
-
-        Raises:
-            ValueError: The snapshot does not fit the model.
-        """
+        """Return the found state, sharded tensors filled in place; raise ValueError if it does not fit the model."""
         assert self._transport is not None
         found = self._found[0]
         mine = {
@@ -91,7 +87,9 @@ class ShardedMemory(MemoryTier):
         take_apart(state(), present)
         owner: dict[str, DTensor] = {}  # optimizers have no state before their first step
         for path, optimizer in self._optimizers().items():
-            owner |= owners(_PARTS + "".join(f"[{key!r}]" for key in path), optimizer)
+            where = _PARTS + "".join(f"[{key!r}]" for key in path)
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            owner |= {f"{where}['state'][{i}]": p for i, p in enumerate(parameters) if isinstance(p, DTensor)}
         self._brought = brought = bring(self._transport, found, mine, present, owner)
         self._buffers.go_back_to(found.stamp)
         model, rest = brought.said
@@ -207,7 +205,7 @@ class ShardedMemory(MemoryTier):
             self._replicator.halt()
         else:
             self._finish()
-        forget()
+        layout_of.cache_clear()  # which lets go of the meshes
 
 
 def _with(state: Mapping[str, Any], model: dict[str, Any], changed: Mapping[_Path, Any]) -> dict[str, Any]:
