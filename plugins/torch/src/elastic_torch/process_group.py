@@ -60,7 +60,7 @@ def init_process_group(backend: str | None = None, *, timeout: timedelta | float
 
 
 def device_index(environ: Mapping[str, str], count: int) -> int:
-    """Return a worker's GPU of ``count`` that it sees: its local rank's, or the only one; UsageError if it has none."""
+    """Return a worker's GPU of ``count``: its local rank's, or the only one; raise UsageError if it has none."""
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     if local_rank < count:
         return local_rank

@@ -139,7 +139,7 @@ class Steps(Iterator[list[int]]):
         self._reading, self._steps, self._at_end = reading, steps, at_end
 
     def __next__(self) -> list[int]:
-        """Return the next step's indices; EpochNotReadError at the end if no rank trained on a part of the epoch."""
+        """Return the next indices; at the end raise EpochNotReadError if no rank trained on a part of the epoch."""
         step = next(self._steps, None)
         if step is None:
             self._reading.ends += 1

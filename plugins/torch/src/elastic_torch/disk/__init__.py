@@ -11,25 +11,13 @@
 
 from __future__ import annotations
 
-from elastic_torch.disk.disk import Disk
+from elastic_torch.disk.disk import Disk as Disk
 from elastic_torch.disk.errors import (
-    CheckpointError,
-    CheckpointLoadError,
-    CheckpointRefusedError,
-    CheckpointSaveError,
-    CheckpointUnreadableError,
+    CheckpointError as CheckpointError,
+    CheckpointLoadError as CheckpointLoadError,
+    CheckpointRefusedError as CheckpointRefusedError,
+    CheckpointSaveError as CheckpointSaveError,
+    CheckpointUnreadableError as CheckpointUnreadableError,
 )
-from elastic_torch.disk.loader import Loaded
-from elastic_torch.version import Checkpoint, Position
-
-__all__ = [
-    "Checkpoint",
-    "CheckpointError",
-    "CheckpointLoadError",
-    "CheckpointRefusedError",
-    "CheckpointSaveError",
-    "CheckpointUnreadableError",
-    "Disk",
-    "Loaded",
-    "Position",
-]
+from elastic_torch.disk.loader import Loaded as Loaded
+from elastic_torch.version import Checkpoint as Checkpoint, Position as Position

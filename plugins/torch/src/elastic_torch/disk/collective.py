@@ -52,18 +52,10 @@ class Collective:
 
     def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup | None, rank: int) -> None:
         self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
         self.group = group if len(self.ranks) > 1 else None
         self.place = self.ranks.index(rank)  # this process' place in the collective, from 0
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return len(self.ranks)
-
-    @property
-    def leads(self) -> bool:
-        """True if this process is the first one."""
-        return self.place == 0
+        self.leads = self.place == 0
 
     def gather(self, value: T) -> list[T]:
         """Give each rank the values of all ranks, in the order of ranks."""

@@ -234,7 +234,7 @@ class LocalStorage:
         os.link(self._root / source, self._root / target)
 
     def publish(self, staging: str, name: str) -> str:
-        """Let a folder be the checkpoint ``name``, under the name that is returned; FileExistsError if there is one."""
+        """Publish a folder as the checkpoint ``name``; return its name, or raise FileExistsError if there is one."""
         _sync(self._root / staging)
         try:
             os.rename(self._root / staging, self._root / name)  # onto a folder with files in it: refused, atomically

@@ -224,7 +224,7 @@ def is_newer(file: Rescued, newest: AnyCheckpoint | None) -> bool:
 
 
 def opened(file: Rescued) -> Buffer:
-    """Return a file's snapshot, changes to which stay in memory; OSError, or ValueError if it is not as written."""
+    """Return a file's snapshot, changes to which stay in memory; raise OSError, or ValueError if it is damaged."""
     digest = hashlib.sha256()
     with open(file.path, "rb", buffering=0) as raw:
         block = bytearray(BLOCK)

@@ -51,7 +51,7 @@ def local_part(tensor: DTensor) -> torch.Tensor:
 
 
 def described(tensor: DTensor, where: str) -> Sequence[Any]:
-    """Return whole shape, this rank's offset and layout, for JSON; TypeError if it is yet to be reduced (Partial)."""
+    """Return whole shape, this rank's offset, and layout, for JSON; raise TypeError if it is yet to be reduced."""
     if any(placement.is_partial() for placement in tensor.placements):
         raise TypeError(f"{where} is a DTensor that has yet to be reduced (Partial), which cannot be kept.")
     return layout_of(tensor.shape, tensor.device_mesh, tensor.placements)
