@@ -2,7 +2,7 @@
 
 Each job has two nodes of two ranks over gloo, with the default window, whose least time is set to ``--window`` so that
 an hour holds many of them; one more job has the real default. Most of the time every process sleeps. ``hang`` is the
-control, which must be reported. With ``--forms`` the jobs are the forms of work of ``waiting.HEALTHY`` in their place,
+control, which must be reported. With ``--forms`` the jobs are the forms of work of ``waiting.COMPUTING`` and ``WRITING``,
 on one node of two ranks each: rank 1 works so for ten windows, with ``--hang_timeout``.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rig import WORKERS
-from waiting import HEALTHY, program
+from waiting import COMPUTING, WRITING, program
 
 from benchmarks.tables import table
 from elastic_hangs.watch import LEAST_WINDOW_SECONDS
@@ -129,7 +129,7 @@ def main() -> int:
     arguments.add_argument("--only", default="", help="a part of the name of the jobs that are run")
     arguments.add_argument("--forms", action="store_true", help="the forms of work that end by themselves")
     given = arguments.parse_args()
-    forms = [Form(how, given.window, prints=False) for how in HEALTHY]
+    forms = [Form(how, given.window, prints=False) for how in (*COMPUTING, *WRITING)]
     every = [job for job in (forms if given.forms else jobs(given.window)) if given.only in job.name]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic-false-hangs-")))
