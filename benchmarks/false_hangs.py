@@ -2,7 +2,7 @@
 
 Each job has two nodes of two ranks over gloo, with the default window, whose least time is set to ``--window`` so that
 an hour holds many of them; one more job has the real default. Most of the time every process sleeps. ``hang`` is the
-control, which must be reported. With ``--forms`` the jobs are the forms of work of ``waiting.COMPUTING`` and ``WRITING``,
+control, which must be reported. With ``--forms`` the jobs are the forms of work of ``waiting``,
 on one node of two ranks each: rank 1 works so for ten windows, with ``--hang_timeout``.
 """
 
