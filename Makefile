@@ -37,7 +37,7 @@ READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo_ready
 DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) $(addprefix examples/,plugin checkpointing)
 # The demo, over each of its backends, needs these, torch, and the data of scikit-learn.
-DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d etcd file redis torch warmstart)
+DEMO_DISTRIBUTIONS := core $(addprefix plugins/,c10d causes etcd file redis torch warmstart)
 # The folders that mypy reads.
 TYPED := core plugins examples simulator tests benchmarks docs
 # The lanes, and the tests of each, the longest first.

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.failure_cause import find_cause, last_lines
+from elastic_causes.find import find_cause
+from elastic_core.causes import last_lines
 from elastic_core.incidents import Action, FailureClass, History, Incident, IncidentKind
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.counters import as_record

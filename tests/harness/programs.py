@@ -10,11 +10,14 @@ from pathlib import Path
 
 from wardens import PATIENCE, Listener
 
-from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, Reported, error_file_data, find_cause
+from elastic_causes import failure_recorder
+from elastic_causes.find import find_cause
 from elastic_core.agent.stream_pump import TAIL
-from elastic_core.agent.worker_channels import Failed, Report, Reports
+from elastic_core.agent.worker_channels import Failed, Report, Reported, Reports
+from elastic_core.causes import EXCEPTION_EXIT_CODE, Cause
 from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.messages import StartedFresh, StarterReady
+from elastic_core.worker.error_file import read_error_file
 from elastic_warmstart.starter import fork_server
 
 PYTHON = (sys.executable, "-u")
@@ -73,7 +76,7 @@ class Programs:
         with self.reports.open(tag, reported) as control, out.open("wb") as stdout, err.open("wb") as stderr:
             self.listener.warden.spawn(
                 tag,
-                SpawnRequest(command, env, cwd=str(self.folder), warm=warm),
+                SpawnRequest(command, env, cwd=str(self.folder), warm=warm, startup=[failure_recorder.__file__]),
                 stdout=stdout.fileno(),
                 stderr=stderr.fileno(),
                 control=control.fileno(),
@@ -86,6 +89,12 @@ class Programs:
         self.reports.clear()
         stderr_text = err.read_bytes()[-TAIL:].decode(errors="replace")
         ended_with = EXCEPTION_EXIT_CODE if failed else code
-        cause = find_cause(ended_with, error_file_data(error_file), stderr_text, reported)
+        cause = find_cause(
+            ended_with,
+            read_error_file(error_file),
+            stderr_text,
+            records=reported.records,
+            over=reported.over,
+        )
         over, records = reported.over and not failed, reported.records or failed
         return Outcome(code, out.read_text(), err.read_text(), cause, failed, over, records)

@@ -10,6 +10,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``session``: the threads that connect a node to its store.
 * ``starter``: how a plugin brings a process that forks workers on request.
 * ``hookspecs``: every hook and its contract.
+* ``causes``: the cause of a worker's failure, and what a plugin gets to find it.
 * ``gates``, ``monitors``: a node's two gates, and a round's workers, as plugins see them. ``assignment``: what a worker
   is told of itself. ``progress_table``: the progress of workers.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
 PUBLIC = {
     "elastic_core": "what most plugins and training scripts need: settings, hooks, gates, errors",
-    "elastic_core.agent": "an agent in this process, abandoned directories, and the cause of a failure",
+    "elastic_core.agent": "an agent in this process, abandoned directories, and the root cause of a failed job",
+    "elastic_core.causes": "the cause of a worker's failure, what a plugin gets to find it, and frames of stacks",
     "elastic_core.cli": "commands: their options, the store of the job that they look at, warnings",
     "elastic_core.cli.main": "the entry point of ``elastic``",
     "elastic_core.config": "the settings of a run: flags, the program, ``--rdzv_conf``, environment variables",

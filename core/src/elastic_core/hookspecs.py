@@ -19,6 +19,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from elastic_core.assignment import Assignment
+    from elastic_core.causes import Cause, EndedWorker
     from elastic_core.config.flag import Flag
     from elastic_core.config.program import Program
     from elastic_core.config.run import RunConfig
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 PROJECT = "elastic"
 
-HOOKSPEC_VERSION = (2, 0)
+HOOKSPEC_VERSION = (2, 1)
 """(major, minor). A plugin whose attribute ``elastic_hookspec_major`` names another major is refused."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -72,6 +73,25 @@ def elastic_make_rendezvous(params: RendezvousParameters) -> RendezvousBackend |
 
 
 # 2. Failure ----------------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def elastic_find_cause(worker: EndedWorker) -> Cause | None:
+    """Return why a worker failed; None if that is not known, or if nothing has failed.
+
+    Called on the node of a worker that has failed, before the failure is reported; in a separate thread. The recovery
+    waits for the answer, for 0.5 s at most, so the plugin must be quick. Called also, with ``exit_code`` None, for a
+    worker that runs while its round is broken, which may be about to end because of the same failure or have caused it:
+    return the cause that is to end it, None if it has not failed by itself. Called so, too, with the traceback that
+    stands last in a worker's stderr, which the console shows in one line if the cause follows from the loss of a peer.
+
+    All plugins are called. Of several answers, that of the last registered plugin counts; elastic-causes' comes last
+    (``trylast``). Without an answer, the message is that of the script's ``@record``, or the last line of stderr, the
+    detail is the end of stderr, no failure follows from that of a peer, so the first in time is the root cause, and a
+    taken port spends a restart. Exit codes and all else are the same. A plugin that raises, takes longer, or returns a
+    value of another type is reported, and its answer is None; one that is late is not asked again before it has
+    answered.
+    """
 
 
 @hookspec
@@ -236,6 +256,22 @@ def elastic_worker_environment(program: Program, assignment: Assignment) -> Mapp
 
     Called on the agent's loop, as :func:`elastic_worker_command`. Core's own answer is the contract with training
     scripts (RANK, WORLD_SIZE, MASTER_ADDR, …; ``docs/reference/environment.md`` lists them).
+    """
+
+
+@hookspec
+def elastic_worker_startup() -> Sequence[str] | None:
+    """Return paths of Python files that every Python worker executes before its program.
+
+    A file has a function ``prepare(at_end)``, which is called in the worker's main thread. ``at_end(function)`` has a
+    function called when the interpreter ends, after all that ``atexit`` calls; its result is ignored, and it must not
+    raise. The file is executed by its path, not imported, in a fresh interpreter and in a fork of a starter alike, and
+    each start waits for it. What it imports stays in the worker, and in front of the program's own modules, so import
+    what the interpreter has loaded by itself. A file that raises is left out; the program runs all the same. A program
+    that takes no ``sitecustomize`` (``python -I``), or is not Python, executes none.
+
+    Called once, on the main thread, when the plugins of a run are loaded. The files of all plugins are executed in the
+    order of their registration.
     """
 
 

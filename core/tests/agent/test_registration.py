@@ -17,7 +17,7 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import UsageError
 from elastic_core.host.identity import host_id, installed_versions
-from elastic_core.plugins.manager import Plugins, core_plugins
+from elastic_core.plugins.manager import Plugins, core_plugins, failure_policies
 from elastic_core.protocol.settings import Agreement, Versions
 from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_core.session.runtime import RUNTIME, Runtime
@@ -105,7 +105,7 @@ def test_the_settings_that_all_nodes_must_agree_on_are_taken_from_the_run(plugin
         max_nodes=4,
         max_restarts=5,
         on_node_loss=OnNodeLoss.FAIL,
-        failure_policies=plugins.failure_policies(),
+        failure_policies=failure_policies(plugins),
     )
     assert applicant.settings.timing.join_timeout == 7.0
     assert applicant.settings.host == socket.gethostname()

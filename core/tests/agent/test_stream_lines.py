@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.agent.stream_lines import HOLD_SECONDS, FoldedTracebacks, Lines, WholeLines
+from elastic_core.causes import Cause, last_line
 
 HEAD = b"Traceback (most recent call last):\n"
 OWN = HEAD + b'  File "/job/train.py", line 3, in <module>\n    load()\nValueError: bad sample\n'
@@ -30,8 +31,15 @@ def clock() -> Clock:
     return Clock()
 
 
+def find_cause(text: str) -> Cause | None:
+    """Find what a plugin finds, in the texts of these tests."""
+    assert text.startswith("Traceback (most recent call last):\n"), "without a prefix"
+    line = last_line(text)
+    return Cause(message=line, follows_peer="pair.cc" in line) if "Error: " in line else None
+
+
 def fold(clock: Clock, path: str | None = "/logs/rank_2/stderr.log") -> FoldedTracebacks:
-    return FoldedTracebacks(WholeLines(0.1, clock), None if path is None else Path(path), clock)
+    return FoldedTracebacks(WholeLines(0.1, clock), None if path is None else Path(path), find_cause, clock)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,6 @@ def test_a_program_that_writes_much_after_a_traceback_is_not_held(clock: Clock) 
 
 
 def test_a_prefix_stays(clock: Clock) -> None:
-    stream = FoldedTracebacks(Lines(b"[trainer2]:"), None, clock)
+    stream = FoldedTracebacks(Lines(b"[trainer2]:"), None, find_cause, clock)
     assert stream.feed(PEERS) == b""
     assert stream.finish() == b"[trainer2]:" + FOLDED % (CLOSED[:-1], 4, b"--log_dir keeps it")

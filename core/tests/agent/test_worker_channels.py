@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_core.agent.failure_cause import Reported
 from elastic_core.agent.worker_channels import (
     LINGERING,
     OWN_SIGNAL_SECONDS,
@@ -22,6 +21,7 @@ from elastic_core.agent.worker_channels import (
     ListenAgain,
     NotUnderstood,
     Report,
+    Reported,
     Reports,
     Stepped,
     Terminated,

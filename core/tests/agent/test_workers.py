@@ -20,11 +20,11 @@ import pytest
 from views import info, offer
 
 from elastic_core.agent import workers
-from elastic_core.agent.failure_cause import DETAIL_MAX_CHARACTERS
 from elastic_core.agent.output import Output, Routes
 from elastic_core.agent.worker import Node as LocalNode, Worker
 from elastic_core.agent.worker_channels import Failed, Initialized, Lingers, NotUnderstood, Report, Reports
 from elastic_core.agent.workers import WorkerGroup
+from elastic_core.causes import DETAIL_MAX_CHARACTERS, Cause, EndedWorker, last_line
 from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
@@ -59,6 +59,27 @@ ONE = (Member("a", 1, "default"),)
 STARTER = Starter(entry="", python=(), program=(), env={}, imports=("torch",))
 
 
+class Finder:
+    """Finds the exception that a worker has printed last, or recorded by its name."""
+
+    off = False
+
+    @hookimpl
+    def elastic_find_cause(self, worker: EndedWorker) -> Cause | None:
+        if self.off:
+            return None
+        line = last_line(worker.stderr)
+        if Path(worker.error_file).exists():
+            line = json.loads(Path(worker.error_file).read_text())["message"]["message"]
+        elif worker.records and worker.exit_code is None:
+            return None
+        name = line.partition(":")[0]
+        if not name.endswith("Error"):
+            return None if worker.exit_code is None else Cause(detail=worker.stderr, text=line)
+        peer = "closed by peer" in line
+        return Cause(message=line, exception=name, follows_peer=peer, detail=worker.stderr, text=line)
+
+
 class Node:
     """A worker group, what it said so far, and its ends."""
 
@@ -69,8 +90,8 @@ class Node:
         self.heard: list[WardenEvent | Report] = []
         self.later: list[tuple[float, Report]] = []
         self.reports = Reports(lambda instant, event: self.later.append((instant, event)), lambda: self.time)
-        self.plugins = Plugins()
-        for name, plugin in core_plugins().items():
+        self.plugins, self.finder = Plugins(), Finder()
+        for name, plugin in {**core_plugins(), "finder": self.finder}.items():
             self.plugins.register(name, plugin)
         self.time = 100.0
         self.output = Output(Routes(StreamMap(Stream.ALL), StreamMap()), self.said)
@@ -731,13 +752,15 @@ def test_after_a_stop_the_next_round_can_fail_again(node: Node) -> None:
     assert not node.group.alive()
 
 
-def test_the_file_of_the_record_decorator_explains_a_failure_better_than_stderr(node: Node) -> None:
+def test_without_a_plugin_the_file_of_the_record_decorator_explains_a_failure_better_than_stderr(node: Node) -> None:
     error = {"message": {"message": "KeyError: 'lr'", "extraInfo": {"py_callstack": "the\ntraceback\n"}}}
     (node.folder / "written.json").write_text(json.dumps(error))
+    node.finder.off = True
     copy = f'cp {node.folder}/written.json "$TORCHELASTIC_ERROR_FILE"'
     node.start(f"{copy}; echo 'ValueError: not this' >&2; exit 1")
     incident = node.failure()
-    assert (incident.message, incident.detail) == ("KeyError: 'lr'", "the\ntraceback\n")
+    assert incident.message == "KeyError: 'lr'"
+    assert node.group.error_record(incident) == error
 
 
 def test_a_long_explanation_is_kept_short_from_the_right_end(node: Node) -> None:
@@ -747,27 +770,6 @@ def test_a_long_explanation_is_kept_short_from_the_right_end(node: Node) -> None
     assert incident.message == "ValueError: " + "m" * 488
     assert len(incident.detail) <= DETAIL_MAX_CHARACTERS
     assert incident.detail.endswith("m\n")
-
-
-@pytest.mark.parametrize(
-    ("members", "said", "kind"),
-    [
-        (ONE, "failed to listen on any address. port: 29501, code: -98, name: EADDRINUSE", IncidentKind.PORT_TAKEN),
-        (ONE, "OSError: EADDRINUSE: my dashboard has port 6006", IncidentKind.WORKER_FAILED),
-        (ONE, "OSError: EADDRINUSE: my dashboard has port 295010", IncidentKind.WORKER_FAILED),
-        (ONE, "RuntimeError: port: 29501, the address is already in use", IncidentKind.PORT_TAKEN),
-        (ONE, "RuntimeError: port: 8080, the address is already in use", IncidentKind.WORKER_FAILED),  # its own affair
-        (ONE, "RuntimeError: 29501 is no good batch size", IncidentKind.WORKER_FAILED),
-        (TWO, "port: 29501, name: EADDRINUSE", IncidentKind.WORKER_FAILED),  # only rank 0 opens the workers' store
-    ],
-)
-def test_rank_0_that_found_its_port_taken_is_not_to_blame(
-    node: Node, members: Sequence[Member], said: str, kind: IncidentKind
-) -> None:
-    port = "29501"
-    assert str(node.round(members).offer.port) == port
-    node.start(f"echo '{said}' >&2; exit 1", members)
-    assert node.failure().kind == kind
 
 
 class Explainer:

@@ -22,7 +22,7 @@ from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import PluginError, RendezvousConnectionError, UsageError
 from elastic_core.events import Event, Level
 from elastic_core.plugins.local_backend import elastic_rendezvous_options
-from elastic_core.plugins.manager import Plugins
+from elastic_core.plugins.manager import Plugins, failure_policies
 from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_core.warden.client import Warden
 
@@ -393,7 +393,7 @@ def test_the_agent_gets_config_and_plugins_and_its_code_is_the_runs(
     supervise: Callable[[Supervise], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def job(config: RunConfig, plugins: Plugins) -> Ending:
-        assert "max-restarts" in plugins.failure_policies()
+        assert "max-restarts" in failure_policies(plugins)
         plugins.publish(Event("e", f"running {config.program.target}"))
         return Ending(75, "too few")
 

@@ -20,7 +20,7 @@ from elastic_core.plugins import builtin
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
 from elastic_core.plugins.flags import declared_flags
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.plugins.manager import Plugins, hooks_of, load, load_backend
+from elastic_core.plugins.manager import Plugins, failure_policies, hooks_of, load, load_backend
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.options import RendezvousOptions, RendezvousParameters
@@ -66,7 +66,7 @@ def plugin(**hooks: Callable[..., object]) -> SimpleNamespace:
 
 def test_core_answers_through_the_same_hooks_when_nothing_is_named() -> None:
     plugins = load(config())
-    assert "max-restarts" in plugins.failure_policies()
+    assert "max-restarts" in failure_policies(plugins)
     assert isinstance(plugins.make_rendezvous(parameters("local")), RendezvousBackend)
     assert "log-lines" in {impl.plugin for impl in plugins.implementations("elastic_observe")}
     assert {impl.plugin for impl in plugins.implementations("elastic_worker_command")} == {"plain-start"}
@@ -225,10 +225,11 @@ def wrapping() -> SimpleNamespace:
             plugin(elastic_judge_failur=lambda incident: None),
             "The plugin 'mine' implements 'elastic_judge_failur', which is not a hook. "
             "Did you mean 'elastic_judge_failure'?",
-            "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_explain_failure, "
+            "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_find_cause, "
+            "elastic_explain_failure, "
             "elastic_judge_failure, elastic_node_gone, elastic_sum_up_answers, elastic_observe, elastic_run_starts, "
             "elastic_run_ends, elastic_train_state, elastic_init_process_group, elastic_rescue, "
-            "elastic_worker_command, elastic_worker_environment, "
+            "elastic_worker_command, elastic_worker_environment, elastic_worker_startup, "
             "elastic_flags, elastic_scheduler_defaults, elastic_find_job, elastic_configure, "
             "elastic_round_starts, elastic_before_join, elastic_before_start.",
         ),
@@ -364,7 +365,7 @@ def test_policies_are_judged_together_and_failures_are_told_to_observers() -> No
     plugins.register("listener", plugin(elastic_observe=lambda event: heard.append(event.name)))
     incident = Incident(kind=IncidentKind.WORKER_FAILED, round=1, node_id="n", host="h")
     history = History(restarts=0, max_restarts=3, rounds_without_progress=0)
-    assert plugins.failure_policies() == ("broken", "max-restarts", "strict")
+    assert failure_policies(plugins) == ("broken", "max-restarts", "strict")
     assert plugins.judge(incident, history, timeout=PATIENCE) == Verdict(Action.GIVE_UP, "enough")
     assert plugins.close(PATIENCE) == ()
     assert heard == ["policy_failed", "policy_failed_traceback"]

@@ -23,7 +23,7 @@ from elastic_core.config.parse import OnNodeLoss, node_range
 from elastic_core.config.run import Timing
 from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, is_peer_loss, strictest
+from elastic_core.incidents import Action, History, Incident, IncidentKind, Verdict, strictest
 from elastic_core.plugins.builtin import MaxRestartsPolicy
 from elastic_core.protocol.admission import Admission, admit
 from elastic_core.protocol.counters import past_failures
@@ -257,7 +257,7 @@ class World:
             exit_code=int(code),
             message=message,
             exception=message.partition(":")[0],
-            follows_peer=is_peer_loss(message, "/torch/distributed/distributed_c10d.py"),
+            follows_peer="by peer" in message,
         )
         self.say(name, f"rank {rank} {incident.cause()}" + (f": {message}" if message else ""))
         node.reported = self.now, node.state.ledger.head.index

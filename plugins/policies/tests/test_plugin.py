@@ -16,6 +16,7 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.events import Event
 from elastic_core.incidents import Action
 from elastic_core.plugins.entry_points import Catalogue
+from elastic_core.plugins.manager import failure_policies
 from elastic_policies.plugin import PREPARE_AFTER, FailurePolicies
 
 LATE = "elastic_policies.composition"
@@ -54,8 +55,8 @@ def test_elastic_plugins_lists_the_plugin_and_its_command() -> None:
 
 def test_it_is_on_once_installed_and_off_with_no_plugin() -> None:
     load = elastic_core.plugins.manager.load
-    assert "policies" in load(config()).failure_policies()
-    assert "policies" not in load(config(no_plugin=("policies",))).failure_policies()
+    assert "policies" in failure_policies(load(config()))
+    assert "policies" not in failure_policies(load(config(no_plugin=("policies",))))
 
 
 def test_its_verdict_is_the_run_s_and_names_the_policy() -> None:

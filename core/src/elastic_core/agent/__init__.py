@@ -9,8 +9,6 @@ General layout:
   tells the job when it joins. ``gates``: the plugins' checks before that, and their delay of the start of workers.
 * ``workers``: the workers of one round, each a ``worker``. ``worker_channels``: the agent's side of the control
   channels. ``fd_store``: memory files that outlive workers. ``worker_store``: the store that a node offers to them.
-* ``failure_cause``: the cause of a worker's failure, from its record, or from its output if it has no record.
-  ``worker`` makes the incident from it and from facts of the host.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` gives them their shape, and ``console``
   writes to the terminal.
 * ``rescue``: has plugins write to disk what is only in memory, once a node has left. ``probing``: which peers can be
@@ -28,7 +26,6 @@ from elastic_core import names_of
 
 NAMES = {
     "agent.directories": "remove_abandoned",
-    "agent.failure_cause": "Frame as_torchs error_file_data parse_frames recorded_cause",
     "agent.report": "root_cause",
     "agent.start": "run",
 }

@@ -2,7 +2,6 @@
 from typing import Any
 
 from elastic_core.agent.directories import remove_abandoned as remove_abandoned
-from elastic_core.agent.failure_cause import Frame as Frame, as_torchs as as_torchs, error_file_data as error_file_data, parse_frames as parse_frames, recorded_cause as recorded_cause
 from elastic_core.agent.report import root_cause as root_cause
 from elastic_core.agent.start import run as run
 

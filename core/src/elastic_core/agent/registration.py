@@ -12,7 +12,7 @@ from elastic_core.agent.probing import ProbePort
 from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
 from elastic_core.host.identity import host_id, host_name, installed_versions, network_id
-from elastic_core.plugins.manager import Plugins
+from elastic_core.plugins.manager import Plugins, failure_policies
 from elastic_core.protocol.node import NodeState, row_of
 from elastic_core.protocol.roster import LocalWorkers, NodeInfo, NodeRow, Slots
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
@@ -87,7 +87,7 @@ def applicant_for(
         spares=config.spares,
         max_restarts=config.max_restarts,
         on_node_loss=config.on_node_loss,
-        failure_policies=plugins.failure_policies(),
+        failure_policies=failure_policies(plugins),
         worker_plugins=plugins.in_workers,
         flags=plugins.agreed_flags,
     )

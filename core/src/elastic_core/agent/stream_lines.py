@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from elastic_core.agent.console import write_all
-from elastic_core.agent.failure_cause import printed_cause
+from elastic_core.causes import Cause
 from elastic_core.monitors import OutputReader
 
 LONGEST_LINE = 1 << 22  # bytes of a line that wait for its end; a longer one is shown in pieces
@@ -175,11 +175,18 @@ class FoldedTracebacks(Shape):
     Args:
         shape: What the stream becomes besides.
         path: The file that has all of the stream; None where none is kept.
+        find_cause: Returns the cause that a text shows; None if it shows none.
         clock: Seconds, monotonic.
     """
 
-    def __init__(self, shape: Shape, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._shape, self._path, self._clock = shape, path, clock
+    def __init__(
+        self,
+        shape: Shape,
+        path: Path | None,
+        find_cause: Callable[[str], Cause | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shape, self._path, self._find_cause, self._clock = shape, path, find_cause, clock
         self._held, self._held_until = b"", math.inf
 
     @property
@@ -202,8 +209,8 @@ class FoldedTracebacks(Shape):
         if not (text := self._release()):
             return shown
         prefix, lines = text.partition(b"Traceback (")[0], text.count(b"\n")
-        cause = printed_cause(text[len(prefix) :].replace(b"\n" + prefix, b"\n").decode(errors="replace"))
-        if not cause.follows_peer:
+        cause = self._find_cause(text[len(prefix) :].replace(b"\n" + prefix, b"\n").decode(errors="replace"))
+        if cause is None or not cause.follows_peer:
             return shown + text
         where = f"{self._path} has it" if self._path is not None else "--log_dir keeps it"
         line = f"{cause.message[:_FOLDED_CHARACTERS]} (a traceback of {lines} lines, after the loss of a peer: {where})"

@@ -2,60 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elastic_core.agent.failure_cause import (
-    DETAIL_MAX_CHARACTERS,
-    EXCEPTION_EXIT_CODE,
-    MESSAGE_MAX_CHARACTERS,
-    Cause,
-    Reported,
-    error_file_data,
-    find_cause,
-    named_checkpoint,
-)
 from elastic_core.agent.output import WorkerStreams
-from elastic_core.agent.worker_channels import LINGERING
+from elastic_core.agent.stream_pump import REMEMBERED
+from elastic_core.agent.worker_channels import LINGERING, Reported
 from elastic_core.assignment import Assignment
+from elastic_core.causes import (
+    DETAIL_MAX_CHARACTERS,
+    MESSAGE_MAX_CHARACTERS,
+    TEXT_MAX_CHARACTERS,
+    Cause,
+    EndedWorker,
+    last_line,
+    last_lines,
+    one_line,
+)
 from elastic_core.config.environment import inheritable
 from elastic_core.config.program import ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
-from elastic_core.host.addresses import collective_interfaces, says_loopback
-from elastic_core.host.core_dump import CORE_SIGNALS, describe_core_dump
-from elastic_core.host.oom import OomCounter
-from elastic_core.incidents import (
-    OTHER_STORE,
-    OWN_HOST,
-    Incident,
-    IncidentKind,
-    has_wrong_arguments,
-)
+from elastic_core.host.addresses import collective_interfaces
+from elastic_core.incidents import Incident, IncidentKind, has_wrong_arguments
 from elastic_core.monitors import Signal, WorkerView
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Round, place
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.runtime import RUNTIME, Runtime
-from elastic_core.threads import bounded
-from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER
-
-MASTER_PORT_MAX_SECONDS = 30.0  # after its start, in which rank 0 can fail because its port is taken
-CLOCK_STEP_SECONDS = 2.0  # by which the times of files can be behind the clock
-OUT_OF_MEMORY = "HostOutOfMemory"  # the exception of a worker that the kernel killed for want of memory
-CORE_DUMP_MAX_SECONDS = 0.2  # for the search for a core dump, on another thread
-_UNREACHED_STORE = re.compile(r"client socket has timed out .{0,80}connect to \(([^,()\s]{1,255}), (\d{1,5})\)")
-_OPENS_STORE = "_create_c10d_store"  # torch's function for init_method="env://" and "tcp://", in the traceback
-_UNREACHED_PEER = re.compile(r"connectFullMesh failed .{0,400}remote=\[((?:::ffff:)?127\.[\d.]{1,12}|::1)\]")
+from elastic_core.worker.error_file import as_torchs, message_of, read_error_file
 
 
 @dataclass(frozen=True)
@@ -161,7 +141,7 @@ class Worker:
             self.streams.has_own_stdout,
         )
 
-    def incident(self, node: Node, after: float, cause: Cause) -> Incident:
+    def incident(self, node: Node, after: float, cause: Cause, exit_code: int | None) -> Incident:
         """Return the incident of this worker, which failed ``after`` seconds in its round."""
         return node.incident(
             cause.kind,
@@ -170,59 +150,48 @@ class Worker:
             rank=self.assignment.rank,
             local_rank=self.assignment.local_rank,
             pid=self.pid,
-            exit_code=cause.exit_code,
+            exit_code=exit_code,
             message=cause.message[:MESSAGE_MAX_CHARACTERS],
             exception=cause.exception,
             follows_peer=cause.follows_peer,
             detail=cause.detail[-DETAIL_MAX_CHARACTERS:],
             log=self.streams.stderr_path or "",
             where=cause.where,
-            checkpoint=named_checkpoint(cause.paths, node.config.checkpoint_path),
+            checkpoint=cause.checkpoint,
         )
 
-    def cause(self, exit_code: int) -> Cause:
-        """Return why it failed, as far as its error file and stderr tell; ``exit_code`` as of subprocess.Popen."""
-        return find_cause(exit_code, self._error_file(), self.streams.tail(), self.reported)
+    def ended(self, node: Node, exit_code: int | None, after: float) -> EndedWorker:
+        """Return the worker, ``after`` seconds in its round, as a plugin gets it that finds causes."""
+        return EndedWorker(
+            assignment=self.assignment,
+            config=node.config,
+            exit_code=exit_code,
+            error_file=self.assignment.error_file,
+            stderr=self.streams.tail(REMEMBERED),
+            pid=self.pid,
+            seconds=after,
+            sent=self.sent,
+            records=self.reported.records,
+            over=self.reported.over,
+        )
 
-    def exit_cause(self, after: float, exit_code: int, sent: Signal | None, oom: OomCounter | None) -> Cause:
-        """Return why it ended, as far as anything on this host tells.
+    def cause(self, node: Node, exit_code: int, after: float) -> Cause:
+        """Return why it failed; ``exit_code`` as of :class:`subprocess.Popen`."""
+        ended = self.ended(node, exit_code, after)
+        return node.plugins.find_cause(ended) or plain_cause(
+            exit_code, read_error_file(Path(ended.error_file)), ended.stderr
+        )
 
-        Args:
-            after: Seconds since the start of the round.
-            exit_code: As of :class:`subprocess.Popen`.
-            sent: The signal that a monitor has sent it, if one did.
-            oom: The counter of the kernel, if that has killed processes for want of memory since the round began.
-        """
-        cause = self.cause(exit_code)
-        if line := wrong_address(f"{cause.text}\n{cause.detail}", self.assignment):
-            cause = replace(cause.with_line(line), text=f"{line}\n{cause.text}", follows_peer=False)
-        if oom is not None and exit_code == -signal.SIGKILL:
-            cause = Cause(message=describe_oom(oom.limit_bytes()), exception=OUT_OF_MEMORY, detail=cause.detail)
-            cause = cause.with_line("memory.events: oom_kill 1")
-        if self.pid is not None and -exit_code in CORE_SIGNALS:
-            began = time.time() - after - CLOCK_STEP_SECONDS
-            with contextlib.suppress(TimeoutError):  # a large directory on a slow disk: recovery does not wait for it
-                if dump := bounded(partial(describe_core_dump, self.pid, ".", began), CORE_DUMP_MAX_SECONDS):
-                    cause = cause.with_line(dump)
-        if sent is not None and exit_code == -sent.signum:
-            message = f"was sent {signal_name(sent.signum)} because {sent.why}"
-            return replace(cause, message=message, exception="", paths=())
-        if self.assignment.rank == 0 and after < MASTER_PORT_MAX_SECONDS:
-            port = re.compile(rf"\b{self.assignment.master_port}\b")
-            lines = f"{cause.text}\n{self.streams.tail()}".splitlines()
-            in_use = [line for line in lines if "EADDRINUSE" in line or "already in use" in line]  # torch's, Linux's
-            if any(map(port.search, in_use)):
-                cause = replace(cause, kind=IncidentKind.PORT_TAKEN)
-        return replace(cause, exit_code=exit_code)
+    def is_ending(self, node: Node, after: float) -> bool:
+        """Return True if it has recorded what ends it, or has printed that, as far as a plugin can tell."""
+        return node.plugins.find_cause(self.ended(node, None, after)) is not None
 
-    def is_ending(self) -> bool:
-        """Return True if it has recorded what ends it, or records nothing and has printed an exception last."""
-        if self.reported.records:
-            member = self._error_file().get(MEMBER)
-            return isinstance(member, dict) and member.get("by") in (EXCEPTION, EXIT)
-        return bool(self.cause(EXCEPTION_EXIT_CODE).exception)
+    def printed_cause(self, node: Node, stderr: str) -> Cause | None:
+        """Return the cause that the end of its stderr shows, before its exit code is known; None for none."""
+        ended = replace(self.ended(node, None, 0.0), error_file="", stderr=stderr, records=False)
+        return node.plugins.find_cause(ended)
 
-    def failed_alike(self, failure: Incident) -> bool:
+    def failed_alike(self, node: Node, failure: Incident, after: float) -> bool:
         """Return True if it has failed, with the exception of ``failure``, or else with its message."""
         if not (code := self.exit_code):
             return False
@@ -231,13 +200,24 @@ class Worker:
             return usage and code == failure.exit_code
         if not failure.message:
             return False
-        cause = self.cause(code)
+        cause = self.cause(node, code, after)
         if failure.exception:
             return (cause.exception, cause.where) == (failure.exception, failure.where)
         return cause.message[:MESSAGE_MAX_CHARACTERS] == failure.message
 
-    def _error_file(self) -> dict[str, Any]:
-        return error_file_data(Path(self.assignment.error_file))
+
+def plain_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str) -> Cause:
+    """Return the cause that needs no plugin: what a script wrote with ``@record``, or else the last line of stderr."""
+    recorded = as_torchs(error_file, exit_code) if exit_code >= 0 else {}
+    said = one_line(message_of(recorded))[:MESSAGE_MAX_CHARACTERS] or last_line(stderr)
+    detail = last_lines(stderr.encode(), DETAIL_MAX_CHARACTERS)
+    return Cause(message=said, text=detail[-TEXT_MAX_CHARACTERS:], detail=detail, record=recorded)
+
+
+def killed_by(sent: Signal, cause: Cause) -> Cause:
+    """Return the cause of a worker that a signal has ended which a monitor had sent it."""
+    message = f"was sent {signal_name(sent.signum)} because {sent.why}"
+    return replace(cause, message=message, exception="", checkpoint="")
 
 
 def error_file(directory: Path, number: int, rank: int) -> Path:
@@ -253,31 +233,6 @@ def ignored_signals(config: RunConfig) -> list[int]:
     """
     python = config.program.kind is not ProgramKind.EXECUTABLE
     return sorted({signal.SIGUSR1, signal.SIGUSR2}.intersection(config.signals_to_handle or ())) if python else []
-
-
-def wrong_address(text: str, assignment: Assignment) -> str:
-    """Return why no peer can be at the address that a worker did not reach, in one line; '' if one can.
-
-    Where the launcher has the store, torch makes every rank a client of any store that it opens from an address, so
-    nothing listens at a port of the script's own. And gloo takes a loopback address where a host's name leads to it.
-    """
-    address, port = assignment.master_addr, assignment.master_port
-    store = _UNREACHED_STORE.search(text)
-    if store is not None and assignment.use_agent_store and _OPENS_STORE in text and int(store[2]) != port:
-        return f"{store[1]}:{store[2]} {OTHER_STORE}, which is at {address}:{port}"
-    peer = _UNREACHED_PEER.search(text)
-    if peer is not None and assignment.place.group_world_size > 1 and not says_loopback(address):
-        return f"{peer[1]} {OWN_HOST}"
-    return ""
-
-
-def describe_oom(limit: int | None) -> str:
-    """Return the message of a worker that the kernel killed for want of memory; ``limit`` is its cgroup's, in bytes."""
-    used_up = "the host has no memory left"
-    if limit is not None:
-        size = f"{limit / 2**30:.1f} GiB" if limit >= 2**30 else f"{limit / 2**20:.0f} MiB"
-        used_up = f"its cgroup has used up {size}"
-    return f"{OUT_OF_MEMORY}: the kernel killed the worker, because {used_up}"
 
 
 def worker_failed(incident: Incident) -> Event:

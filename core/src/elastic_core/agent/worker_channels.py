@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from elastic_core.agent.failure_cause import Reported
 from elastic_core.agent.fd_store import FdStore
 from elastic_core.progress import LARGEST_STEP, Progress, check_report
 from elastic_core.protocol.node_events import Notice
@@ -32,6 +31,17 @@ DRAINED_PACKETS_MAX = 4096  # per worker, when all packets are read; a socket ho
 OWN_SIGNAL_SECONDS = 1.0  # in which a SIGTERM that is sent to all processes of the job reaches the agent, too
 LINGERING = 30.0  # seconds that an interpreter may take to end before that is reported; with torch it takes one or two
 _INT = array("i").itemsize
+
+
+@dataclass(slots=True)
+class Reported:
+    """Reports of a worker over its channel."""
+
+    records: bool = False  # it records the exception that ends it
+    over: bool = False  # its program has ended, by an exception or otherwise
+    terminated: bool = False  # the program had handled SIGTERM before that
+    step: int | None = None  # the last one that it can take without another report
+    leaves: bool = False  # it stops, after a notice
 
 
 @dataclass(frozen=True, slots=True)

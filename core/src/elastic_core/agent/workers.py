@@ -16,23 +16,15 @@ from typing import Any
 
 from elastic_core.agent import worker_channels
 from elastic_core.agent.directories import make_directories, remove_round
-from elastic_core.agent.failure_cause import EXCEPTION_EXIT_CODE, Cause, as_torchs, error_file_data
 from elastic_core.agent.output import Output
 from elastic_core.agent.report import Interruptions, Recovery, initialized, restarted
-from elastic_core.agent.worker import (
-    Node,
-    Worker,
-    error_file,
-    ignored_signals,
-    worker_failed,
-    worker_lingers,
-)
+from elastic_core.agent.worker import Node, Worker, ignored_signals, killed_by, worker_failed, worker_lingers
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.assignment import Assignment
+from elastic_core.causes import EXCEPTION_EXIT_CODE, Cause
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import describe_exit, signal_name
-from elastic_core.host.oom import OomCounter, find_counter
 from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, distance_to_cause
 from elastic_core.monitors import PlannedStop, RankFailed, RunningRound, WorkerView
 from elastic_core.progress import Progress
@@ -65,13 +57,14 @@ class LocalRound:
     """The state of one round on this node."""
 
     started_at: float = 0.0
-    oom_kills: int = 0  # those that the kernel had counted when the round began
     fresh: str = ""  # why a worker started fresh; '' if none has
     unlearned: int = 0  # how many modules the workers import that the starter has not
     workers: dict[int, Worker] = field(default_factory=dict)  # by tag
     running: RunningRound = field(default_factory=lambda: RunningRound(0, "", (), Path()))  # as monitors see it
     recovered: Recovery | None = None  # the timing of the interruption before
     initialized: bool = False  # whether it was reported that the process group is ready
+    records: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """The error files of workers that failed, by rank, as of :class:`Cause`."""
     over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
     sent: dict[int, int] = field(default_factory=dict)  # by pid: the last signal that the warden has sent to end it
     cause_wanted: bool = False  # whether no failure so far has its cause here for certain
@@ -117,7 +110,6 @@ class WorkerGroup:
     reports: Reports
     post: Callable[[object], None] = lambda event: None  # gives the agent's loop an event
     progress: ProgressTable = field(default_factory=ProgressTable)
-    oom: OomCounter = field(default_factory=find_counter)
     interruptions: Interruptions = field(default_factory=Interruptions)
     stop_facts: dict[str, Mapping[str, Field]] = field(default_factory=dict)
     """The findings of monitors after the last planned stop, by the name of their event."""
@@ -131,7 +123,7 @@ class WorkerGroup:
         """Start every local rank of a round. Failures come later, as events."""
         node, warm, before = self.node, self.warden.starter is not None, self._round.running.number  # 0 for none
         fresh = "" if warm else "the warm start is off"
-        self._round = LocalRound(started_at=node.now(), oom_kills=self.oom.read(), fresh=fresh)
+        self._round = LocalRound(started_at=node.now(), fresh=fresh)
         self.reports.clear()
         self.progress.begin(current.number)
         self._begin_monitors(current)
@@ -161,7 +153,9 @@ class WorkerGroup:
         with contextlib.closing(streams), self.reports.open(tag, worker.reported, observe) as control:
             self.warden.spawn(
                 tag,
-                SpawnRequest(argv, env, cpus=cpus, ignored=ignored_signals(config), warm=warm),
+                SpawnRequest(
+                    argv, env, cpus=cpus, ignored=ignored_signals(config), warm=warm, startup=plugins.worker_startup
+                ),
                 stdout=streams.stdout,
                 stderr=streams.stderr,
                 control=control.fileno(),
@@ -279,7 +273,7 @@ class WorkerGroup:
                 if self._round.notice is not None:
                     return self._exited(worker)
                 self.interruptions.begin(self.node.now(), worker.ended_at)
-                return self._fail(worker, Cause(exit_code=0), at=worker.ended_at)
+                return self._fail(worker, Cause(), 0, at=worker.ended_at)
         return None
 
     def _exited(self, worker: Worker) -> node_events.NodeEvent | None:
@@ -331,10 +325,10 @@ class WorkerGroup:
             return None
         first = min(left, key=lambda worker: worker.ended_at)
         code = None if first.exit_code else 0  # one whose program had ended was killed before it exited
-        cause = Cause(detail=first.streams.tail(), exit_code=code)
+        cause = Cause(detail=first.streams.tail())
         if not first.terminated:
             cause = replace(cause, kind=IncidentKind.EXITED_EARLY, message=describe_early_exit(failure))
-        return self._publish_failure(self._incident(first, cause, at=first.ended_at))
+        return self._publish_failure(self._incident(first, cause, code, at=first.ended_at))
 
     def note_next_round(self) -> None:
         """Note that this node has read the next round."""
@@ -351,7 +345,9 @@ class WorkerGroup:
         self.output.drain([one.streams for one in self.workers], DRAIN_MAX_SECONDS)
         self._look_last()
         self.close()
-        alike = 0 if failure is None else sum(worker.failed_alike(failure) for worker in self.workers)
+        alike = (
+            0 if failure is None else sum(one.failed_alike(self.node, failure, self._after()) for one in self.workers)
+        )
         self._round.workers.clear()
         self.reports.clear()
         return alike
@@ -388,8 +384,7 @@ class WorkerGroup:
         """Return the error file of a failed worker of this node; None if there is none."""
         if incident is None or incident.rank is None or incident.node_id != self.node.info.node_id:
             return None
-        recorded = error_file_data(error_file(self.node.directory, incident.round, incident.rank))
-        return as_torchs(recorded, incident.exit_code or EXCEPTION_EXIT_CODE) or None
+        return self._round.records.get(incident.rank) or None if incident.round == self._round.running.number else None
 
     def lose_store(self, current: Round, returncode: int | None) -> node_events.WorkerFailed | None:
         """End the round whose store was here and is gone; no worker failed, so no restart is spent."""
@@ -455,18 +450,22 @@ class WorkerGroup:
         read([worker.streams], DRAIN_MAX_SECONDS)
         self.reports.drain()  # the worker's end may be known before its last report is read
         sent = self._round.running.signals.get(worker.pid or 0)
-        killed_for_memory = worker.sent != signal.SIGKILL and self.oom.read() > self._round.oom_kills
-        oom = self.oom if killed_for_memory else None
-        return self._fail(worker, worker.exit_cause(self._after(), code, sent, oom))
+        cause = worker.cause(self.node, code, self._after())
+        self._round.records[worker.assignment.rank] = cause.record
+        if sent is not None and code == -sent.signum:
+            return self._fail(worker, killed_by(sent, cause))
+        return self._fail(worker, cause, code)
 
-    def _fail(self, worker: Worker, cause: Cause, *, at: float | None = None) -> node_events.WorkerFailed | None:
+    def _fail(
+        self, worker: Worker, cause: Cause, exit_code: int | None = None, *, at: float | None = None
+    ) -> node_events.WorkerFailed | None:
         """Fail the round for a worker that failed at an instant, by default now."""
         self.reports.drain()
-        return self._report_failure(self._incident(worker, cause, at), cause.text, worker)
+        return self._report_failure(self._incident(worker, cause, exit_code, at), cause.text, worker)
 
-    def _incident(self, worker: Worker, cause: Cause, at: float | None = None) -> Incident:
+    def _incident(self, worker: Worker, cause: Cause, exit_code: int | None, at: float | None = None) -> Incident:
         step, counts_on = self.progress.step(worker.assignment.rank)
-        incident = worker.incident(self.node, self._after(at), cause)
+        incident = worker.incident(self.node, self._after(at), cause, exit_code)
         return replace(incident, step=step, counts_on=counts_on)
 
     def _report_failure(
@@ -507,7 +506,12 @@ class WorkerGroup:
         )
         self.progress.catch_up = running.readers.catch_up
         self.node.plugins.round_starts(running)
-        self.output.begin(running.readers)
+        self.output.begin(running.readers, partial(self._printed_cause, self._round))
+
+    def _printed_cause(self, current: LocalRound, rank: int, stderr: str) -> Cause | None:
+        """Return the cause that a worker of a round has printed last. Any thread may call this."""
+        found = (one for one in tuple(current.workers.values()) if one.assignment.rank == rank)
+        return next((one.printed_cause(self.node, stderr) for one in found), None)
 
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""
@@ -523,7 +527,7 @@ class WorkerGroup:
         living = [worker for worker in self.workers if worker.exit_code is None]
         self.output.catch_up([worker.streams for worker in living], DRAIN_MAX_SECONDS)
         for worker in living:
-            worker.raised = worker.is_ending()
+            worker.raised = worker.is_ending(self.node, self._after())
 
     def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:
         """Publish a failure; return it for the node, with its explanation."""

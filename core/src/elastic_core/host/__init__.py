@@ -6,7 +6,7 @@ General layout:
   where other nodes reach it, and a port that is reserved for the workers' store.
 * ``devices``: the accelerators and CPUs, and which worker gets which.
 * ``own_process``: what ``ps`` shows of it, and its allocator. ``terminal``: makes foreign text safe to print.
-* ``oom``: whether the kernel has killed a process for memory. ``core_dump``: where it has written a core dump.
+* ``oom``: whether the kernel has killed a process for memory.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import functools
 import inspect
 import json
 import math
+import os
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +40,7 @@ from elastic_core.rendezvous.options import RendezvousOptions, RendezvousParamet
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from elastic_core.causes import Cause, EndedWorker
     from elastic_core.monitors import RunningRound
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer
@@ -66,7 +69,9 @@ class Plugins:
         self.in_workers: tuple[str, ...] = ()  # the named plugins that workers call, in order; equal on all nodes
         self.agreed_flags: tuple[str, ...] = ()  # plugins' flags in which all nodes must agree, with their values
         self.host_end = HostEnd()
+        self.worker_startup: tuple[str, ...] = ()  # the files that each Python worker executes before its program
         self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
+        self._finding = threading.Lock()  # one cause at a time: a question in progress is not asked again
         self.unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
         self.described: dict[str, str] = {}  # the words for each registered plugin in messages, by its name
         self.backend: object = None
@@ -91,9 +96,11 @@ class Plugins:
         self.register(f"rdzv:{name}", plugin, described=described or f"rendezvous backend {name!r}")
 
     def configure(self, config: RunConfig) -> None:
-        """Show the plugins the run's configuration."""
+        """Show the plugins the run's configuration, and ask them for what each worker executes first."""
         for impl in reversed(self.implementations("elastic_configure")):
             self._ask(impl, config=config)
+        for impl in reversed(self.implementations("elastic_worker_startup")):
+            self.worker_startup += tuple(map(os.fspath, self._ask(impl) or ()))
 
     def implementations(self, *hooks: str) -> list[Implementation]:
         """Return the implementations of these hooks in the order of their calls: the last registered first."""
@@ -135,9 +142,10 @@ class Plugins:
 
     # Failures --------------------------------------------------------------------------------------------------------
 
-    def failure_policies(self) -> tuple[str, ...]:
-        """Return the sorted names of the plugins that judge failures; all nodes of a run must have the same."""
-        return tuple(sorted(impl.plugin for impl in self.implementations("elastic_judge_failure")))
+    def find_cause(self, worker: EndedWorker, *, timeout: float = 0.5) -> Cause | None:
+        """Return why a worker of this node has failed, None if no plugin knows; blocks as :meth:`explain_failure`."""
+        with self._finding:
+            return next((cause for _, cause in self._answers("elastic_find_cause", timeout, worker=worker)), None)
 
     def explain_failure(self, incident: Incident, text: str = "", *, timeout: float = 0.5) -> Incident:
         """Return a failure of this node with its explanation; blocks for ``timeout`` seconds at most, on one thread."""
@@ -310,6 +318,11 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
 
         plugins.agreed_flags = check_given(config, catalogue, plugins.described, plugins.problems)
     return plugins
+
+
+def failure_policies(plugins: Plugins) -> tuple[str, ...]:
+    """Return the sorted names of the plugins that judge failures; all nodes of a run must have the same."""
+    return tuple(sorted(impl.plugin for impl in plugins.implementations("elastic_judge_failure")))
 
 
 def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequence[str] = ()) -> Plugins:

@@ -1,4 +1,4 @@
-"""Asks plugins what a failure is, for a verdict on it, whether a node is gone, or what answers come to.
+"""Asks plugins why a worker failed, what that is, for a verdict on it, whether a node is gone, what answers come to.
 
 All plugins that implement the hook are called at once, each on a daemon thread. A plugin that raises, returns a value
 of another type or takes too long is reported, and its answer does not count.
@@ -13,8 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from elastic_core.causes import MESSAGE_MAX_CHARACTERS, TEXT_MAX_CHARACTERS, Cause
 from elastic_core.events import Event, Field, Level
-from elastic_core.incidents import MAX_DELAY_SECONDS, MAX_EXCLUSION_SECONDS, Action, Explanation, FailureClass, Verdict
+from elastic_core.incidents import (
+    MAX_DELAY_SECONDS,
+    MAX_EXCLUSION_SECONDS,
+    Action,
+    Explanation,
+    FailureClass,
+    IncidentKind,
+    Verdict,
+)
 from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.questions import REPORT_MAX_BYTES, encode
 from elastic_core.threads import asked
@@ -23,7 +32,15 @@ T = TypeVar("T")
 
 LONGEST_REASON = 500  # characters of a verdict's reason, which is written to the ledger and printed by every node
 LONGEST_POLICY, LONGEST_NAME, LONGEST_ADVICE = 40, 100, 250  # characters of a policy's name, and of an explanation
+LONGEST_PLACE = 1024  # characters of a path, and of a line of a program
+CAUSES = (IncidentKind.WORKER_FAILED, IncidentKind.PORT_TAKEN)  # kinds that a plugin may find
 FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
+    Cause: (
+        *((name, str) for name in ("message", "exception", "text", "detail", "where", "checkpoint")),
+        ("follows_peer", bool),
+        ("kind", IncidentKind),
+        ("record", Mapping),
+    ),
     Explanation: (("failure_class", FailureClass), ("name", str), ("advice", str), ("hosts_fault", bool)),
     Verdict: (("action", int), ("reason", str), ("requeue", bool), ("policy", str)),
 }  # the types of their fields
@@ -38,6 +55,20 @@ def _checked(said: object, kind: type[T], wanted: str) -> T:
             is_not = "an Action" if of is int else f"a {of.__name__}"
             raise TypeError(f"the {kind.__name__.lower()}'s {name} is {reprlib.repr(value)}, which is not {is_not}")
     return said
+
+
+def _checked_cause(said: object) -> Cause:
+    cause = _checked(said, Cause, "a Cause")
+    if cause.kind not in CAUSES:
+        raise ValueError(f"the cause's kind is {cause.kind.value}, which is not one of a worker that has failed")
+    return replace(
+        cause,
+        message=" ".join(cause.message.splitlines())[:MESSAGE_MAX_CHARACTERS],
+        exception=cause.exception[:LONGEST_PLACE],
+        text=cause.text[:TEXT_MAX_CHARACTERS],
+        where=cause.where[:LONGEST_PLACE],
+        checkpoint=cause.checkpoint[:LONGEST_PLACE],
+    )
 
 
 def _checked_explanation(said: object) -> Explanation:
@@ -79,6 +110,12 @@ class AwaitedHook:
 
 
 AWAITED_HOOKS: Mapping[str, AwaitedHook] = {
+    "elastic_find_cause": AwaitedHook(
+        "plugin",
+        "did not find a cause within {timeout:g} s. The failure is reported without it.",
+        "The failure is reported without it.",
+        _checked_cause,
+    ),
     "elastic_explain_failure": AwaitedHook(
         "plugin",
         "did not explain a failure within {timeout:g} s.",

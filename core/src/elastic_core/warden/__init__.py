@@ -5,10 +5,10 @@ except ``client`` and ``messages``; a test holds the list.
 
 General layout:
 
-* ``process``: the process itself. ``spawn`` forks and execs a child, and has it enter our ``sitecustomize`` before its
-  program, ``stop`` is the state of a stop in progress and knows the processes that outlive their workers, ``starter``
-  starts the starter and requests forks, and ``linux`` finds and kills processes. ``service``: the program of a service
-  that starts fresh.
+* ``process``: the process itself. ``spawn`` forks and execs a child; ``startup`` has it enter our ``sitecustomize``
+  before its program. ``stop`` is the state of a stop in progress and knows the processes that outlive their workers,
+  ``starter`` starts the starter and requests forks, and ``linux`` finds and kills processes. ``service``: the program
+  of a service that starts fresh.
 * ``client``: the agent's side: starts the process, sends requests and receives events.
 * ``channel``: messages and descriptors over a socket, for both sides. ``messages``: the classes of the events.
 """
@@ -25,6 +25,7 @@ NAMES = {
     "warden.messages": "Exited SpawnFailed Spawned StopCompleted Stuck WardenDied WardenEvent",
     "warden.spawn": "take_descriptors volunteer_for_oom",
     "warden.starter": "NOTHING_NEW",
+    "warden.startup": "execute functions_at_end",
 }
 
 __getattr__ = names_of(__name__, NAMES)

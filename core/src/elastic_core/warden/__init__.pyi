@@ -6,5 +6,6 @@ from elastic_core.warden.linux import Process as Process, all_pids as all_pids, 
 from elastic_core.warden.messages import Exited as Exited, SpawnFailed as SpawnFailed, Spawned as Spawned, StopCompleted as StopCompleted, Stuck as Stuck, WardenDied as WardenDied, WardenEvent as WardenEvent
 from elastic_core.warden.spawn import take_descriptors as take_descriptors, volunteer_for_oom as volunteer_for_oom
 from elastic_core.warden.starter import NOTHING_NEW as NOTHING_NEW
+from elastic_core.warden.startup import execute as execute, functions_at_end as functions_at_end
 
 NAMES: dict[str, str]

@@ -53,6 +53,7 @@ class SpawnRequest(NamedTuple):
     cpus: Sequence[int] | None = None  # that it may run on; None for the agent's
     ignored: Sequence[int] = ()  # the signals that it ignores until it sets another disposition
     warm: bool = False
+    startup: Sequence[str] = ()  # files that a Python program executes first (elastic_worker_startup)
 
 
 class Warden:

@@ -1,8 +1,7 @@
 """Starts a process of the warden: fork and exec, and a pipe on which the child reports whether it started.
 
-The starter, and workers that are Python programs, import our ``sitecustomize`` before their program. A worker that
-starts warm is forked by the starter (``starter``), not here, but reports on the same kind of pipe. The warden process
-imports this module: it must stay cheap.
+A worker that starts warm is forked by the starter (``starter``), not here, but reports on the same kind of pipe. The
+warden process imports this module: it must stay cheap.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.linux import die_with_parent, signal_group
+from elastic_core.warden.startup import prepare_worker
 from elastic_core.worker.channel import CONTROL_VARIABLE
 
 TYPE_CHECKING = False  # typing's: see channel
@@ -32,9 +32,6 @@ the numbers of the descriptors by name."""
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 OOM_SCORE = 300
 """Added to a worker's oom_score_adj: when memory runs out, the kernel kills workers before agent and warden."""
-STAGE = "ELASTIC_STARTUP"  # the variable by which our ``sitecustomize`` recognizes the process
-PREPARE_WORKER = "worker"  # the stage of a worker that starts fresh: it prepares to write its stacks
-STARTUP = os.path.abspath(f"{__file__}/../../worker/startup")  # the directory of our ``sitecustomize``
 
 
 class Kind(enum.Enum):
@@ -207,7 +204,7 @@ def _become(child: Child, given: Mapping[str, int], pipe: int, warden: int) -> N
             environment[SERVICE_VARIABLE] = json.dumps(call)
         if child.kind is Kind.WORKER:
             volunteer_for_oom()
-            prepare_worker(request["argv"], environment)
+            prepare_worker(request["argv"], environment, request["startup"])
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_IGN if signum in request.get("ignored", ()) else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -225,34 +222,3 @@ def _become(child: Child, given: Mapping[str, int], pipe: int, warden: int) -> N
         os.write(pipe, f"{what!r}: {exc}".encode(errors="replace"))
     finally:
         os._exit(127)
-
-
-def prepare_worker(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:
-    """Have a Python program prepare to write its stacks (``worker/stack_dump.py``), if it takes our ``sitecustomize``.
-
-    That removes every trace of itself, so the program finds the variables that it would have had.
-    """
-    if environment.get("PYTHONPATH") != "" and _takes_sitecustomize(argv):  # '' could not be told from none later
-        before = [environment["PYTHONPATH"]] if "PYTHONPATH" in environment else []
-        environment["PYTHONPATH"] = os.pathsep.join([STARTUP, *before])
-        environment[STAGE] = PREPARE_WORKER
-
-
-def _takes_sitecustomize(argv: Sequence[str]) -> bool:
-    """Return True if a command is a Python that imports a ``sitecustomize`` from PYTHONPATH (not -E, -I or -S)."""
-    if os.path.basename(argv[0]).rstrip("0123456789.") != "python":
-        return False
-    rest = iter(argv[1:])
-    for argument in rest:
-        if not argument.startswith("-"):
-            break
-        for at, letter in enumerate(argument[1:], 2):
-            if letter in "EIS":
-                return False
-            if letter in "cm":
-                return True
-            if letter in "WX":  # it has a value: the rest, or the next argument
-                if not argument[at:]:
-                    next(rest, None)
-                break
-    return True

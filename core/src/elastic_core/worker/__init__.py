@@ -5,9 +5,8 @@ General layout:
 * ``channel``: the worker's side of its control channel. ``graceful_stop`` reports steps and learns of planned stops
   over it, and ``fd_store`` leaves memory files with the agent.
 * ``progress``: ``elastic.report``.
-* ``failure_recorder``: records the exception that ends a worker, whatever script it runs. ``error_file``: ``@record``,
-  which a script may use besides. ``stack_dump``: writes the Python stacks of the worker's threads when the agent asks
-  for them.
+* ``error_file``: ``@record``, which a script may use, and the file that it writes. ``stack_dump``: writes the Python
+  stacks of the worker's threads when the agent asks for them.
 * ``library``: finds the library that brings ``TrainState`` and ``init_process_group``. ``train_state``: the interface
   of ``TrainState``.
 """
@@ -18,8 +17,7 @@ from elastic_core import names_of
 
 NAMES = {
     "worker.channel": "INITIALIZED open_channel report",
-    "worker.error_file": "NO_MESSAGE attach error_data record",
-    "worker.failure_recorder": "FailureRecorder ended_by_exception",
+    "worker.error_file": "NO_MESSAGE as_torchs attach error_data message_of read_error_file record",
     "worker.fd_store": "held hold release",
     "worker.graceful_stop": "should_checkpoint somebody_leaves",
     "worker.stack_dump": "FILE_NAME SIGNAL SIGNAL_ALL SIGNAL_RUNNING ignore_requests_at_exit prepare",

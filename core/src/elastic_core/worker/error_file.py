@@ -11,6 +11,7 @@ import faulthandler
 import functools
 import json
 import os
+import stat
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from typing import Any, ParamSpec, TypeVar
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 NO_MESSAGE = "<NONE>"  # torch's message of a failure that was not recorded
+MEMBER = "elastic"  # of an error file: what its writer knows besides torch's ``message``
+_MOST = 1 << 20
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -69,6 +72,38 @@ def with_exit_code(data: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
     """Return a worker's error file with its exit code, which it could not know; unchanged if its form is another."""
     message = data.get("message")
     return {**data, "message": {**message, "errorCode": exit_code}} if isinstance(message, dict) else {**data}
+
+
+def read_error_file(path: Path) -> dict[str, Any]:
+    """Return what an error file has in it; {} if it is no plain file, or no JSON object. A FIFO is not waited for."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            data = json.loads(file.read(_MOST)) if stat.S_ISREG(os.fstat(fd).st_mode) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def message_of(data: Mapping[str, Any]) -> str:
+    """Return the message of an error file, as torch's handlers write it or as a text alone; '' for none."""
+    message = data.get("message")
+    said = message.get("message") if isinstance(message, dict) else message
+    return said if isinstance(said, str) else ""
+
+
+def as_torchs(data: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
+    """Return an error file as torch's ``@record`` would have written it; {} if it does not explain an exit code.
+
+    That of an exception (``errorCode`` 1) explains any, since the process may crash later. A program may survive an
+    exit with another code, or, with ``errorCode`` 0, the exception of a thread.
+    """
+    message = data.get("message")
+    code = message.get("errorCode") if MEMBER in data and isinstance(message, dict) else None
+    explains = code in (None, 1, exit_code) or (code == 0 and exit_code > 0)
+    if not (explains and message_of(data).strip()):
+        return {}
+    return {name: value for name, value in data.items() if name != MEMBER}
 
 
 def write_error_file(path: Path, data: Mapping[str, Any]) -> bool:

@@ -17,9 +17,6 @@ from dataclasses import dataclass
 
 from elastic_core.incidents import (
     BROKEN_SCRIPT,
-    OTHER_STORE,
-    OWN_HOST,
-    PEER_LOSS_PATTERNS,
     Explanation,
     FailureClass,
     Incident,
@@ -51,6 +48,20 @@ class KnownFailure:
 NOT_LOADED = "a model or a checkpoint could not be loaded"
 _XIDS = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _XID = r"nvrm: xid \([^)\n]{1,40}\): "  # NVRM: Xid (PCI:0000:3b:00): 79, pid=…
+
+
+PEER_LOSS_PATTERNS: Mapping[str, str] = {
+    "the kernel: the peer's process has ended": r"connection (closed|reset) by peer|broken pipe",
+    "gloo: the peer does not answer": r"timed out waiting \d{1,12} ?ms for (send|recv)|application timeout caused pair",
+    "gloo: the peer cannot be reached": r"gloo connectfullmesh failed",
+    "gloo: a rank did not come to monitored_barrier": r"failed to pass monitoredb|successfully reached monitoredb",
+    "NCCL: the peer's process has ended": r"ncclremoteerror|remote process exited|peer process terminated",
+    "NCCL: the peer does not answer": r"caught collective operation timeout|operations have failed or timed out",
+    "NCCL: torch has given the group up": r"nccl communicator was aborted|timeout signal from another rank",
+    "TCPStore: the peer does not come": r"socket timeout|wait timeout after \d{1,9} ?ms|/\d{1,6} clients joined",
+    "TCPStore: the peer that holds it is gone": r"failed to recv, got 0 bytes|distnetworkerror",
+}
+"""Texts of a worker whose peer has failed, by their meaning, in lower case; as elastic-causes has them."""
 
 
 def _peer_loss(*meanings: str) -> str:
@@ -299,7 +310,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "a store on a port of the script's own",
         FailureClass.SCRIPT,
-        OTHER_STORE,
+        "is not the launcher's store",  # elastic-causes writes it
         "This port is not the launcher's: use env://, or unset TORCHELASTIC_USE_AGENT_STORE before the first process "
         "group.",
         "https://github.com/pytorch/pytorch/pull/192113",
@@ -307,7 +318,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "gloo looked for a rank of another host on its own host",
         FailureClass.SCRIPT,
-        OWN_HOST,
+        "is the worker's own host, not a peer's",  # elastic-causes writes it
         "A host's name leads to a loopback address: mend /etc/hosts, or name the network's interface in "
         "GLOO_SOCKET_IFNAME.",
         "https://github.com/pytorch/gloo/issues/223",

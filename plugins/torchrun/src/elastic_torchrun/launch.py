@@ -16,13 +16,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from elastic_core.agent import as_torchs, error_file_data, recorded_cause
+from elastic_core.causes import one_line
 from elastic_core.config import Program, ProgramKind, RunConfig, name as name_of
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import ExitCode, describe_exit, signal_name, signalled
 from elastic_core.incidents import Incident
 from elastic_core.plugins import load as load_plugins
-from elastic_core.worker import NO_MESSAGE, error_data
+from elastic_core.worker import NO_MESSAGE, as_torchs, error_data, message_of, read_error_file
 from elastic_torchrun import call
 from elastic_torchrun.errors import HandlerError
 from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, warn_no_effect
@@ -51,13 +51,12 @@ class ProcessFailure:
 
     def __post_init__(self) -> None:
         self.message = self.message or describe_exit(self.exitcode)
-        data = error_file_data(Path(self.error_file))
-        shown = as_torchs(data, self.exitcode)
-        if not shown or (recorded := recorded_cause(data, "")) is None:
+        data = read_error_file(Path(self.error_file))
+        if not (shown := as_torchs(data, self.exitcode)):
             self.error_file = NOT_AVAILABLE
             return
         self.error_file_data, self.timestamp = shown, _recorded_at(data)
-        self.message = recorded.message or self.message
+        self.message = one_line(message_of(data))
 
     def signal_name(self) -> str:
         """``SIGKILL``; ``<N/A>`` where no signal ended it."""

@@ -21,8 +21,17 @@ import traceback
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeAlias
 
-from elastic_core.warden import NOTHING_NEW, Channel, Message, close_all, die_once_adopted, ignore_requests_to_end
-from elastic_core.worker import INITIALIZED, FailureRecorder, ignore_requests_at_exit, report
+from elastic_core.warden import (
+    NOTHING_NEW,
+    Channel,
+    Message,
+    close_all,
+    die_once_adopted,
+    execute,
+    functions_at_end,
+    ignore_requests_to_end,
+)
+from elastic_core.worker import INITIALIZED, ignore_requests_at_exit, report
 from elastic_warmstart import child, libraries
 from elastic_warmstart.checks import Observer, Wanted, beside_main, describe_unfitness, objection, tasks
 from elastic_warmstart.learned_imports import Learned, Learning, Record
@@ -63,7 +72,7 @@ class _ForkServer:
         self._title = ForkTitle()
         self._title.show_server()
         child.replace_environment({**environment, **self._own, **libraries.WHILE_IMPORTING})
-        self._recorder = FailureRecorder()
+        self._at_end = functions_at_end()
         self._learning, self._sources = Learning(), Sources(library_roots())
 
     def examine(self, channel: Channel) -> None:
@@ -215,7 +224,7 @@ class _ForkServer:
         child.become(request, given, {**self._learning.set_by_imports, **request["env"], **self._own})
         self._title.show_environment({name: os.environ[name] for name in os.environ if name not in self._own})
         self._libraries.renew(os.environ)
-        self._recorder.watch()
+        execute(request["startup"], self._at_end)
         if "control" in given:
             libraries.watch_process_group(lambda: report(INITIALIZED))
         return libraries.objection()

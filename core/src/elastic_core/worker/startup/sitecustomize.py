@@ -2,8 +2,8 @@
 
 ``ELASTIC_STARTUP`` is ``probe`` in the interpreter that shows that this file is found, and ``starter`` in the starter,
 where the import returns in workers only. It is ``worker`` in a worker that starts fresh, which prepares to write its
-stacks and to record the exception that ends it. In other processes, and afterwards in a worker, this module hides: it
-ends with the usual ``ImportError`` of a missing module, which ``site`` ignores.
+stacks, and executes the files that follow (``elastic_worker_startup``). In other processes, and afterwards in a
+worker, this module hides: it ends with the usual ``ImportError`` of a missing module, which ``site`` ignores.
 """
 
 import os
@@ -57,38 +57,40 @@ def _be_the_starter() -> None:
         os._exit(1)
 
 
-def _prepare_worker() -> None:
-    """Have this worker write its stacks on request, and record the exception that ends it.
+def _prepare_worker(files: list[str]) -> None:
+    """Have this worker write its stacks on request, and execute files of plugins.
 
-    Of the modules that this needs, ``threading`` stays, and what that imports; the program finds no other one.
+    Of the modules that the first needs, the program finds none.
     """
+    import atexit  # which is built in
+
     usual = frozenset(sys.modules)
-    _prepare("stack_dump")
+    _prepare(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "stack_dump.py"))
     for name in [name for name in sys.modules if name not in usual]:
         del sys.modules[name]
-    _prepare("failure_recorder")
+    for path in files:
+        _prepare(path, atexit.register)
 
 
-def _prepare(name: str) -> None:
-    """Run a module of ours and its ``prepare``, without an import: that would leave our package in ``sys.modules``."""
-    path = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "worker", f"{name}.py"))
-    name = f"elastic_core.worker.{name}"
+def _prepare(path: str, *arguments: object) -> None:
+    """Run a file and its ``prepare``, without an import: that would leave its package in ``sys.modules``."""
+    name = os.path.basename(path).removesuffix(".py")
     module = type(sys)(name)
     try:
         exec(sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path).get_code(name), module.__dict__)
-        module.prepare()
+        module.prepare(*arguments)
     except Exception:  # such as a module that this interpreter was built without: the program runs all the same
         return
 
 
-_stage = os.environ.pop("ELASTIC_STARTUP", None)
+_stage, *_files = os.environ.pop("ELASTIC_STARTUP", "").split(os.pathsep)
 if _stage == "probe":
     os.environ["ELASTIC_STARTUP"] = "starter"
 elif _stage == "starter":
     _be_the_starter()
 else:
     if _stage == "worker":
-        _prepare_worker()
+        _prepare_worker(_files)
     _stand_aside()
 if sys.modules.get(__name__) is None or sys.modules[__name__].__dict__ is globals():
     raise ImportError(f"No module named {__name__!r}", name=__name__)

@@ -1,7 +1,7 @@
 """Writes down the exception that ends a worker, at once, and reports to the agent that the program has failed or ended.
 
 The error file is torch's (``torch.distributed.elastic.multiprocessing.errors``), with one more member, ``elastic``,
-which ``agent/failure_cause.py`` reads: the exceptions of the chain, each with its type, text and frames. So they need
+which ``find.py`` reads: the exceptions of the chain, each with its type, text and frames. So they need
 not be found in the text that a worker has printed.
 
 An uncaught exception of the main thread is recorded by :data:`sys.excepthook`, which calls the hook that was there
@@ -12,13 +12,12 @@ handled. An exception that ends another thread is recorded too, but ends nothing
 A program that handles SIGTERM may save, and exit with 0, as if it had finished. So the report of its end says whether
 that was just before: its handler is called by one that notes the time, and that the program does not see.
 
-A fresh worker executes this file before its program, by the file's path (``worker/startup``). Every module that is
-imported here would stay in the worker. So only modules that the interpreter has loaded by itself, and ``threading``,
+Each Python worker executes this file before its program (``elastic_worker_startup``). Every module that is imported
+here would stay in the worker. So only modules that the interpreter has loaded by itself, and ``threading``,
 are imported at first; the others once the program has failed.
 """
 
 import _signal  # type: ignore[import-not-found]  # whose functions those of signal call
-import atexit
 import io
 import os
 import sys
@@ -48,9 +47,9 @@ CALLSTACK_CHARACTERS = 60_000  # the end of the traceback; the agent reads files
 
 
 class FailureRecorder:
-    """Watches how a process ends. Make it before other functions register with ``atexit``: those run before ours."""
+    """Watches how a process ends; ``at_end`` has a function called after those that ``atexit`` calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_end: "Callable[[Callable[[], object]], object]") -> None:
         self._process = 0
         self._channel: tuple[int, int] | None = None  # the descriptor that leads to the agent, and its inode
         self._path = ""
@@ -59,7 +58,7 @@ class FailureRecorder:
         self._recorded: BaseException | None = None  # the exception whose record was written
         self._failed = False  # whether the failure was reported
         self._requested = False  # whether SIGTERM came since
-        atexit.register(self._end)
+        at_end(self._end)
 
     def watch(self, environ: "Mapping[str, str]" = os.environ) -> None:
         """Record failures of this process, not of its forks, and report its end to the agent.
@@ -182,7 +181,7 @@ class FailureRecorder:
             self._report(FAILED)
 
     def _end(self) -> None:
-        """Be the last ``atexit`` function."""
+        """Be the last function at the end."""
         if not self._is_mine:
             return
         self._look()
@@ -256,9 +255,9 @@ def _shown(handler: "Any") -> "Any":
     return handler.handler if isinstance(handler, _Noting) else handler
 
 
-def prepare() -> None:
-    """Record failures of a process that starts fresh."""
-    FailureRecorder().watch()
+def prepare(at_end: "Callable[[Callable[[], object]], object]") -> None:
+    """Record failures of this worker."""
+    FailureRecorder(at_end).watch()
 
 
 def ends_program(error: object) -> bool:
@@ -276,11 +275,6 @@ def ends_program(error: object) -> bool:
         return False
     by_runpy = frame.f_globals.get("__name__") == "runpy"  # python -m, a directory, a zip file
     return by_runpy or (frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__")
-
-
-def ended_by_exception() -> bool:
-    """Return True if an exception with a printed traceback has ended the main program of this process."""
-    return ends_program(getattr(sys, "last_value", None))
 
 
 def _record(

@@ -1,35 +1,40 @@
 """Finds out why a worker failed: from the exception that it recorded, or from what native code wrote last.
 
 The error file is torch's (``torch.distributed.elastic.multiprocessing.errors``), with one more member, the record that
-``worker/failure_recorder.py`` writes. The end of stderr is read only where there can be no record: for a signal, and
+``failure_recorder.py`` writes. The end of stderr is read only where there can be no record: for a signal, and
 for a program that is not Python. There only what stands last counts: a program may log an exception, go on, and end for
 another reason. Both sources are untrusted input, and nothing here raises.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
-import json
 import os
 import re
 import signal
-import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from elastic_core.incidents import IncidentKind, is_peer_loss
+from elastic_causes.failure_recorder import EXCEPTION, EXIT, MEMBER, THREAD
+from elastic_causes.peer_loss import is_peer_loss
+from elastic_core.causes import (
+    DETAIL_MAX_CHARACTERS,
+    EXCEPTION_EXIT_CODE,
+    MESSAGE_MAX_CHARACTERS,
+    TEXT_MAX_CHARACTERS,
+    Cause,
+    Frame,
+    last_line,
+    last_lines,
+    one_line,
+    parse_frames,
+)
 from elastic_core.progress import step_of_path
-from elastic_core.worker.failure_recorder import EXCEPTION, EXIT, MEMBER, THREAD
 
-MESSAGE_MAX_CHARACTERS = 500
 ROOT_MAX_CHARACTERS = 240  # of the message of an exception, and of that of the first of its chain
-TEXT_MAX_CHARACTERS = 1500
-DETAIL_MAX_CHARACTERS = 4096
-EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
-
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CPP_EXCEPTION = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']{1,200})'")
 _QUOTING = re.compile(
@@ -39,7 +44,6 @@ _QUOTING = re.compile(
 """The beginning of an exception's text in which a library quotes that of another process, with its traceback."""
 _INNER = re.compile(r"\bgot (?P<line>\w+(?:Error|Exception)\(.{0,400}\))\s*$", re.MULTILINE)
 """The exception that ``torch.compile`` caught while it traced an operation: ``got RuntimeError('…')``."""
-_MOST = 1 << 20
 _PREFIX = r"(?:\[[\w-]*\d+\]: ?)*"  # torch puts "[rank0]: " before each line, and twice in a group that was made twice
 _TERMINATE = re.compile(
     rf"^{_PREFIX}(?P<line>terminate called [^\n]*)(?:\n{_PREFIX} *what\(\): (?P<what>[^\n]*))?", re.MULTILINE
@@ -49,8 +53,6 @@ _ABORT = re.compile(
     r"|[^\n]*: Assertion [^\n]* failed\.)$",
     re.MULTILINE,
 )
-_FRAME = re.compile(rf'{_PREFIX}\s+File "(?P<file>[^"]+)", line (?P<line>\d+|\?\?\?)(?:, | )in (?P<function>\S.*)')
-_SOURCE = re.compile(rf"{_PREFIX}\s+(?P<code>\S.*)")
 _TRACEBACK = re.compile(rf"{_PREFIX}(?:Original )?Traceback \(most recent call last\):\s*")
 _EXCEPTION = re.compile(rf"{_PREFIX}(?P<line>(?P<name>(?:[\w<>]+\.)*[^\W\d]\w*)(?:: .*|:|))\s*")
 _USUAL_NAME = re.compile(r".*(?:Error|Exception|Interrupt|Exit|Failure)|ExceptionGroup")
@@ -59,68 +61,13 @@ _LOG_LINE = re.compile(r"\[[WEI]\d{0,4} ")  # ``[W1124 …``, which torch's logg
 _FATAL = "Fatal Python error: "
 _CURRENT_THREAD = re.compile(r"^Current thread 0x[^\n]*\(most recent call first\):\n", re.MULTILINE)
 CONTINUATION_MAX_LINES = 12  # of an exception's text after its first line
-_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3\.\d+)/|^<")
-CODE_MAX_CHARACTERS = 120  # of the source line that is shown
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame of a stack: ``train.py:41 in train_step: loss = model(batch)``; ``line`` is 0 where it is unknown."""
-
-    file: str
-    line: int
-    function: str
-    code: str = ""
-
-    @property
-    def is_library(self) -> bool:
-        """True if the file belongs to Python or to an installed package."""
-        return _LIBRARY.match(self.file) is not None
-
-    @property
-    def call(self) -> str:
-        """The function and where it is, ``all_reduce (torch/distributed/distributed_c10d.py:2810)``."""
-        file = _LIBRARY.sub("", self.file) if self.is_library else os.path.basename(self.file)
-        return f"{self.function} ({file or self.file}:{self.line})"
-
-    def __str__(self) -> str:
-        place = f"{os.path.basename(self.file)}:{self.line} in {self.function}"
-        return f"{place}: {self.code[:CODE_MAX_CHARACTERS]}" if self.code else place
-
-
-@dataclass(slots=True)
-class Reported:
-    """Reports of a worker over its channel."""
-
-    records: bool = False  # it records the exception that ends it
-    over: bool = False  # its program has ended, by an exception or otherwise
-    terminated: bool = False  # the program had handled SIGTERM before that
-    step: int | None = None  # the last one that it can take without another report
-    leaves: bool = False  # it stops, after a notice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """Why a worker failed; fields as of its :class:`~elastic_core.incidents.Incident`, and two more.
+class Found(Cause):
+    """A cause, and the files and directories that the exceptions name, or that a variable of their frames holds."""
 
-    Attributes:
-        text: The texts of the exception and of those that led to it, or what native code wrote last.
-        paths: The files and directories that the exceptions name, or that a variable of their frames holds.
-    """
-
-    message: str = ""
-    exception: str = ""
-    follows_peer: bool = False
-    text: str = ""
-    detail: str = ""
-    where: str = ""
     paths: tuple[str, ...] = ()
-    kind: IncidentKind = IncidentKind.WORKER_FAILED
-    exit_code: int | None = None
-
-    def with_line(self, line: str) -> Cause:
-        """Return the cause with another line at the end of its details."""
-        return replace(self, detail=f"{self.detail.rstrip()}\n{line}".lstrip("\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,37 +91,40 @@ class _Raised:
         return is_peer_loss(self.line, "\n".join(frame.file for frame in self.frames[own + 1 :]))
 
 
-def error_file_data(path: Path) -> dict[str, Any]:
-    """Return what an error file has in it; {} if it is no plain file, or no JSON object. A FIFO is not waited for."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            data = json.loads(file.read(_MOST)) if stat.S_ISREG(os.fstat(fd).st_mode) else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def find_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str, told: Reported | None = None) -> Cause:
-    """Return why a worker failed.
+def find_cause(
+    exit_code: int, error_file: Mapping[str, Any], stderr: str, *, records: bool = False, over: bool = False
+) -> Found:
+    """Return why a worker failed, as far as its error file and the end of its stderr tell.
 
     Args:
         exit_code: As of :class:`subprocess.Popen`.
         error_file: The contents of its error file; empty for none.
         stderr: The end of its stderr.
-        told: What it has reported; None where nothing can be.
+        records: As of :class:`~elastic_core.causes.EndedWorker`, like ``over``.
     """
-    told = told or Reported()
-    explains = _ends(error_file.get(MEMBER), exit_code, told.over)
-    if explains and (recorded := recorded_cause(error_file, stderr)) is not None:
+    if _ends(error_file.get(MEMBER), exit_code, over) and (recorded := recorded_cause(error_file, stderr)) is not None:
         return recorded
     if exit_code < 0:
         return _of_signal(exit_code, stderr)
-    if not told.records or not told.over:  # no Python, or a process that Python did not end
+    if not records or not over:  # no Python, or a process that Python did not end
         return printed_cause(stderr)
     # ``raise SystemExit("the reason")``, whose text the interpreter prints last.
     spoken = exit_code == EXCEPTION_EXIT_CODE and printed_exception(stderr, within=0) is None
-    return Cause(message=_last_line(stderr) if spoken else "", detail=stderr[-DETAIL_MAX_CHARACTERS:])
+    return Found(message=last_line(stderr) if spoken else "", detail=stderr[-DETAIL_MAX_CHARACTERS:])
+
+
+def is_ending(error_file: Mapping[str, Any]) -> bool:
+    """Return True if a running worker has recorded what ends its program."""
+    member = error_file.get(MEMBER)
+    return isinstance(member, dict) and member.get("by") in (EXCEPTION, EXIT)
+
+
+def explains(error_file: Mapping[str, Any], exit_code: int) -> bool:
+    """Return True if an error file has a message, and explains an exit code."""
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+        said = _message(error_file["message"])[0]
+        return bool(said.strip()) and _ends(error_file.get(MEMBER), exit_code, over=True)
+    return False
 
 
 def _ends(member: object, exit_code: int, over: bool) -> bool:
@@ -190,14 +140,14 @@ def _ends(member: object, exit_code: int, over: bool) -> bool:
     )
 
 
-def printed_cause(stderr: str) -> Cause:
+def printed_cause(stderr: str) -> Found:
     """Return the cause of a program that records none: the Python exception that stands last in its stderr, if any."""
     detail = stderr[-DETAIL_MAX_CHARACTERS:]
     if (printed := printed_exception(stderr)) is None:
-        return Cause(text=_last_line(stderr), detail=detail)
+        return Found(text=last_line(stderr), detail=detail)
     name, lines, frames = printed
     raised = _Raised(name, lines.partition(": ")[2], tuple(frames), group=False)
-    return Cause(
+    return Found(
         message=headline(lines),
         exception=name,
         follows_peer=raised.is_peer_loss,
@@ -207,7 +157,7 @@ def printed_cause(stderr: str) -> Cause:
     )
 
 
-def _of_signal(exit_code: int, stderr: str) -> Cause:
+def _of_signal(exit_code: int, stderr: str) -> Found:
     """Return the cause of a process that a signal has ended: what native code and faulthandler wrote before."""
     frames = crashed_thread(stderr)
     aborted, crash = exit_code == -signal.SIGABRT, ""
@@ -220,7 +170,7 @@ def _of_signal(exit_code: int, stderr: str) -> Cause:
         message = message or (f"{fatal}{title}" if aborted and title != "Aborted" else "")
     native = _CPP_EXCEPTION.match(message)
     text = f"{message}\n{stderr[-TEXT_MAX_CHARACTERS:]}" if aborted else crash[:TEXT_MAX_CHARACTERS]
-    return Cause(
+    return Found(
         message=message[:MESSAGE_MAX_CHARACTERS],
         exception="" if native is None else native["type"],
         follows_peer=aborted and is_peer_loss(text),
@@ -230,7 +180,7 @@ def _of_signal(exit_code: int, stderr: str) -> Cause:
     )
 
 
-def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
+def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Found | None:
     """Return the cause that an error file records; None if it records none. ``stderr`` is shown without a traceback."""
     found = error_file.get(MEMBER)
     ours = isinstance(found, dict)  # else torch's @record alone has written it, or a script
@@ -247,7 +197,7 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
     detail = last_lines((callstack or stderr).encode(errors="replace"), DETAIL_MAX_CHARACTERS)
     if not raised:
         text = str(member.get("text", "")) if ours else said  # of an exit on purpose
-        return Cause(
+        return Found(
             message=headline(text),
             exception="" if ours else _leading_name(said),
             follows_peer=is_peer_loss(text, callstack),
@@ -276,7 +226,7 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
     if (own := member.get("text")) and isinstance(own, str):
         message = headline(own)  # ``sys.exit("the reason")`` while the exception was handled
     of_user = (each for each in (frames, *(one.frames for one in raised)) if any(not one.is_library for one in each))
-    return Cause(
+    return Found(
         message=message[:MESSAGE_MAX_CHARACTERS],
         exception=exception,
         follows_peer=any(one.is_peer_loss for one in raised),
@@ -285,14 +235,6 @@ def recorded_cause(error_file: Mapping[str, Any], stderr: str) -> Cause | None:
         where=_where(next(of_user, first.frames)),
         paths=paths,
     )
-
-
-def as_torchs(error_file: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
-    """Return an error file as torch's ``@record`` would have written it; {} if it does not explain an exit code."""
-    member, message = error_file.get(MEMBER), error_file.get("message")
-    if MEMBER in error_file and not (_ends(member, exit_code, over=True) and _message(message)[0].strip()):
-        return {}
-    return {name: value for name, value in error_file.items() if name != MEMBER}
 
 
 def named_checkpoint(paths: Iterable[str], place: str | None) -> str:
@@ -315,11 +257,6 @@ def named_checkpoint(paths: Iterable[str], place: str | None) -> str:
         if base and os.path.basename(path) and path != base:
             return path
     return base if base and base in paths and not os.path.isdir(base) else ""
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return one_line(lines[-1])[:MESSAGE_MAX_CHARACTERS] if lines else ""
 
 
 def headline(text: str) -> str:
@@ -380,26 +317,13 @@ def last_abort_line(stderr_tail: str) -> str:
     return one_line(aborts[-1]["line"]) if aborts else ""
 
 
-def one_line(text: str) -> str:
-    """Return the first line of a text that is not blank, in printable characters."""
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    return "".join(char if char.isprintable() else " " for char in first).strip()
-
-
-def last_lines(data: bytes, limit: int) -> str:
-    """Return the last whole lines of ``data`` in at most ``limit`` bytes; of a last line that is longer, its end."""
-    end = data[-limit:]
-    if len(data) > limit and data[-limit - 1 : -limit] != b"\n":
-        end = end[end.find(b"\n", 0, -1) + 1 :]
-    return end.decode(errors="replace")
-
-
-def telling_lines(data: bytes, limit: int) -> str:
+def telling_lines(stderr: str, limit: int) -> str:
     """Return the last whole lines of stderr in at most ``limit`` bytes, with what led to a fatal signal.
 
     faulthandler writes the stacks of all threads after the message of native code, and may write more than ``limit``.
     Then one half is from before ``Fatal Python error``, and the other is that line and the current thread's stack.
     """
+    data = stderr.encode()
     at = data.rfind(_FATAL.encode())
     if at < 0 or len(data) - at <= limit // 2:
         return last_lines(data, limit)
@@ -453,15 +377,3 @@ def printed_exception(text: str, within: int | None = CONTINUATION_MAX_LINES) ->
 
 def _is_text(line: str) -> bool:
     return not _LOG_LINE.match(line)
-
-
-def parse_frames(text: str) -> list[Frame]:
-    """Return the frames in a text, in its order, whatever stands between them."""
-    lines = text.splitlines()
-    frames = []
-    for line, following in itertools.zip_longest(lines, lines[1:], fillvalue=""):
-        if match := _FRAME.fullmatch(line):
-            source = None if _FRAME.fullmatch(following) else _SOURCE.fullmatch(following)
-            number = int(match["line"]) if match["line"].isdigit() else 0
-            frames.append(Frame(match["file"], number, match["function"], "" if source is None else source["code"]))
-    return frames

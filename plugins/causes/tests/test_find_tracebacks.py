@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.failure_cause import Frame, crashed_thread, innermost, parse_frames, printed_exception
+from elastic_causes.find import crashed_thread, innermost, printed_exception
+from elastic_core.causes import Frame, parse_frames
 
 RAISED = {
     "an exception of the program": (

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from elastic_core.warden.spawn import prepare_worker
+from elastic_causes import failure_recorder
+from elastic_core.warden.startup import STAGE, prepare_worker
 from elastic_core.worker.channel import KIND
 
 PATIENCE = 60.0
@@ -52,7 +53,7 @@ def running(
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env |= {"ELASTIC_CONTROL_FD": str(theirs.fileno()), "TORCHELASTIC_ERROR_FILE": str(folder / "error.json")}
     if prepared:
-        prepare_worker(command, env)
+        prepare_worker(command, env, [failure_recorder.__file__])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with ours, subprocess.Popen(command, cwd=folder, env=env, pass_fds=[theirs.fileno()], **pipes) as process:  # type: ignore[call-overload] # its overloads take no dict
         theirs.close()
@@ -356,3 +357,24 @@ for wrong in (None, "x"):
 """
     ended = end_of(program, tmp_path)
     assert (ended.code, ended.stderr) == (0, "")
+
+
+SEEN = """
+import json, os, sys
+print(json.dumps([sorted(sys.modules), sys.path, dict(os.environ), sorted(sys.path_importer_cache)]))
+"""
+
+
+def test_a_worker_that_records_finds_no_trace_but_threading() -> None:
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", STAGE)}
+    command, ours = [sys.executable, "-c", SEEN], dict(env)
+    prepare_worker(command, ours, [failure_recorder.__file__])
+    plain, prepared = (
+        subprocess.run(command, env=given, capture_output=True, text=True, check=True) for given in (env, ours)
+    )
+    assert prepared.stderr == ""
+    (usual, *others), (modules, *rest) = json.loads(plain.stdout), json.loads(prepared.stdout)
+    command = [sys.executable, "-c", "import sys, threading; print(*sys.modules)"]
+    with_threading = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert {*usual} < {*modules} <= {*usual, *with_threading, "atexit"}
+    assert rest == others

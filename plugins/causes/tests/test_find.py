@@ -7,16 +7,8 @@ from typing import Any
 
 import pytest
 
-from elastic_core.agent.failure_cause import (
-    DETAIL_MAX_CHARACTERS,
-    MESSAGE_MAX_CHARACTERS,
-    TEXT_MAX_CHARACTERS,
-    Cause,
-    Reported,
-    find_cause,
-    headline,
-    recorded_cause,
-)
+from elastic_causes.find import Found, find_cause, headline, recorded_cause
+from elastic_core.causes import DETAIL_MAX_CHARACTERS, MESSAGE_MAX_CHARACTERS, TEXT_MAX_CHARACTERS
 
 CALLSTACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\nValueError: boom\n'
 LIBRARY = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -115,7 +107,7 @@ def test_a_long_traceback_is_kept_from_its_end_in_whole_lines() -> None:
 def test_the_cause_has_the_exception_and_the_innermost_line_of_the_program() -> None:
     library = ("/v/lib/python3.11/site-packages/torch/nn/modules/module.py", 9, "call", "f()")
     cause = recorded_cause(record(raised("ValueError", "a\nb", MAIN, STEP, library)), "stderr")
-    assert cause == Cause(
+    assert cause == Found(
         message="ValueError: a",
         exception="ValueError",
         text="ValueError: a\nb",
@@ -253,16 +245,16 @@ OWN = raised("ValueError", "x", STEP)
 def test_a_record_counts_if_it_explains_the_end(
     code: int, content: dict[str, Any], reported: tuple[bool, bool], message: str
 ) -> None:
-    told = Reported(*reported)
+    records, over = reported
     stderr = LOGGED if code != -9 or not content else "[W] retry\n"
-    assert find_cause(code, content, stderr, told).message == message
+    assert find_cause(code, content, stderr, records=records, over=over).message == message
 
 
 def test_a_text_of_system_exit_is_the_last_line() -> None:
-    assert find_cause(1, {}, LOGGED + "FATAL: no data\n\n", Reported(records=True, over=True)) == Cause(
+    assert find_cause(1, {}, LOGGED + "FATAL: no data\n\n", records=True, over=True) == Found(
         message="FATAL: no data", detail=LOGGED + "FATAL: no data\n\n"
     )
-    assert find_cause(3, {}, "FATAL: no data\n", Reported(records=True, over=True)).message == ""
+    assert find_cause(3, {}, "FATAL: no data\n", records=True, over=True).message == ""
 
 
 def test_of_native_code_that_aborts_the_last_word_counts() -> None:
@@ -270,7 +262,7 @@ def test_of_native_code_that_aborts_the_last_word_counts() -> None:
     stderr = f"{thrown}  what():  NCCL error: remote process exited\n"
     cause = find_cause(-6, {}, stderr)
     assert (cause.exception, cause.follows_peer) == ("c10::DistBackendError", True)
-    assert find_cause(-11, {}, stderr) == Cause(detail=stderr)
+    assert find_cause(-11, {}, stderr) == Found(detail=stderr)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.failure_cause import (
-    crashed_thread,
-    error_file_data,
-    innermost,
-    last_abort_line,
-    last_lines,
-    one_line,
-    telling_lines,
-)
+from elastic_causes.find import crashed_thread, innermost, last_abort_line, telling_lines
+from elastic_core.causes import last_lines, one_line
+from elastic_core.worker.error_file import read_error_file
 
 # The error file ------------------------------------------------------------------------------------------------------
 
@@ -39,7 +33,7 @@ from elastic_core.agent.failure_cause import (
 def test_an_error_file_that_makes_no_sense_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "error.json"
     file.write_bytes(content)
-    assert error_file_data(file) == {}
+    assert read_error_file(file) == {}
 
 
 def test_a_file_of_many_megabytes_is_not_read_to_its_end(tmp_path: Path) -> None:
@@ -47,7 +41,7 @@ def test_a_file_of_many_megabytes_is_not_read_to_its_end(tmp_path: Path) -> None
     with file.open("wb") as opened:
         opened.write(b'{"message": "boom"}')
         opened.truncate(1 << 33)  # of holes, which are no JSON
-    assert error_file_data(file) == {}
+    assert read_error_file(file) == {}
 
 
 @pytest.mark.parametrize("kind", ["nothing", "directory", "link", "fifo", "socket", "device"])
@@ -67,8 +61,8 @@ def test_only_a_plain_file_is_read_and_nothing_is_waited_for(tmp_path: Path, kin
                 sock.bind(str(path))
         case "device":
             path = Path("/dev/zero")
-    assert error_file_data(real) == {"message": "boom"}
-    assert error_file_data(path) == {}
+    assert read_error_file(real) == {"message": "boom"}
+    assert read_error_file(path) == {}
 
 
 # The end of stderr ---------------------------------------------------------------------------------------------------
@@ -141,7 +135,7 @@ def test_the_line_of_native_code_is_kept_before_long_stacks() -> None:
     stacks = f"Thread 0x01 (most recent call first):\n{60 * thread}\nCurrent thread 0x02 (most recent call first):\n"
     own = '  File "/home/me/train.py", line 41 in step\n'
     text = f"step 812\nterminate called after throwing an instance of 'X'\nFatal Python error: Aborted\n\n{stacks}{own}"
-    told = telling_lines((text + 60 * thread).encode(), 4096)
+    told = telling_lines(text + 60 * thread, 4096)
     assert len(told) <= 4096
     assert told.startswith(
         "step 812\nterminate called after throwing an instance of 'X'\nFatal Python error: Aborted\n"
@@ -151,5 +145,5 @@ def test_the_line_of_native_code_is_kept_before_long_stacks() -> None:
     frames = crashed_thread(told)
     assert frames is not None
     assert str(innermost(frames)) == "train.py:41 in step"
-    short = text[: text.index("Thread 0x01")].encode()
-    assert telling_lines(short, 4096) == short.decode()
+    short = text[: text.index("Thread 0x01")]
+    assert telling_lines(short, 4096) == short

@@ -1,0 +1,139 @@
+"""The cause of a worker's failure, and what a plugin gets to find it (``elastic_find_cause``)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elastic_core.incidents import IncidentKind
+
+if TYPE_CHECKING:
+    from elastic_core.assignment import Assignment
+    from elastic_core.config.run import RunConfig
+
+MESSAGE_MAX_CHARACTERS = 500
+TEXT_MAX_CHARACTERS = 1500
+DETAIL_MAX_CHARACTERS = 4096
+CODE_MAX_CHARACTERS = 120  # of the source line of a frame that is shown
+EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
+
+_PREFIX = r"(?:\[[\w-]*\d+\]: ?)*"  # torch puts "[rank0]: " before each line, and twice in a group that was made twice
+_FRAME = re.compile(rf'{_PREFIX}\s+File "(?P<file>[^"]+)", line (?P<line>\d+|\?\?\?)(?:, | )in (?P<function>\S.*)')
+_SOURCE = re.compile(rf"{_PREFIX}\s+(?P<code>\S.*)")
+_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3\.\d+)/|^<")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedWorker:
+    """A worker that has failed, or that may be about to fail.
+
+    Attributes:
+        assignment: Its place in the round.
+        config: The settings of the run.
+        exit_code: As of :class:`subprocess.Popen`; :data:`EXCEPTION_EXIT_CODE` once it has sent the packet ``failed``;
+            None while it runs and has sent none.
+        error_file: The path of the file in which its runtime may have recorded the failure; '' if only ``stderr`` is
+            to be looked at.
+        stderr: The end of its stderr in whole lines without colours, at most 16 KiB.
+        pid: Its process; None for one that did not start.
+        seconds: Seconds since the start of the round.
+        sent: The last signal that the agent has sent it to end it; 0 for none.
+        records: Whether it has reported that it records the exception that ends it (the packet ``recording``). False
+            after ``failed``, since the record may be missing on a full disk.
+        over: Whether it has reported that its program has ended (``failed``, ``over``).
+    """
+
+    assignment: Assignment
+    config: RunConfig
+    exit_code: int | None
+    error_file: str = ""
+    stderr: str = ""
+    pid: int | None = None
+    seconds: float = 0.0
+    sent: int = 0
+    records: bool = False
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """The cause of a worker's failure; a field is that of its :class:`~elastic_core.incidents.Incident`, or listed.
+
+    Attributes:
+        text: The texts of the exception and of those that led to it, or what native code wrote last, for
+            ``elastic_explain_failure``; at most 1,500 characters.
+        kind: WORKER_FAILED, or PORT_TAKEN for a failure that spends no restart.
+        record: The content of the error file in the form of torch's ``@record``, for the launcher's own error file;
+            empty if the worker has recorded nothing that explains its exit code.
+    """
+
+    message: str = ""
+    exception: str = ""
+    follows_peer: bool = False
+    text: str = ""
+    detail: str = ""
+    where: str = ""
+    checkpoint: str = ""
+    kind: IncidentKind = IncidentKind.WORKER_FAILED
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a stack: ``train.py:41 in train_step: loss = model(batch)``; ``line`` is 0 where it is unknown."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+    @property
+    def is_library(self) -> bool:
+        """True if the file belongs to Python or to an installed package."""
+        return _LIBRARY.match(self.file) is not None
+
+    @property
+    def call(self) -> str:
+        """The function and where it is, ``all_reduce (torch/distributed/distributed_c10d.py:2810)``."""
+        file = _LIBRARY.sub("", self.file) if self.is_library else os.path.basename(self.file)
+        return f"{self.function} ({file or self.file}:{self.line})"
+
+    def __str__(self) -> str:
+        place = f"{os.path.basename(self.file)}:{self.line} in {self.function}"
+        return f"{place}: {self.code[:CODE_MAX_CHARACTERS]}" if self.code else place
+
+
+def parse_frames(text: str) -> list[Frame]:
+    """Return the frames that a text of Python or faulthandler has, in its order, whatever stands between them."""
+    lines = text.splitlines()
+    frames = []
+    for line, following in itertools.zip_longest(lines, lines[1:], fillvalue=""):
+        if match := _FRAME.fullmatch(line):
+            source = None if _FRAME.fullmatch(following) else _SOURCE.fullmatch(following)
+            number = int(match["line"]) if match["line"].isdigit() else 0
+            frames.append(Frame(match["file"], number, match["function"], "" if source is None else source["code"]))
+    return frames
+
+
+def one_line(text: str) -> str:
+    """Return the first line of a text that is not blank, in printable characters."""
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    return "".join(char if char.isprintable() else " " for char in first).strip()
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a text that is not blank, as :func:`one_line`, in at most 500 characters."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return one_line(lines[-1])[:MESSAGE_MAX_CHARACTERS] if lines else ""
+
+
+def last_lines(data: bytes, limit: int) -> str:
+    """Return the last whole lines of ``data`` in at most ``limit`` bytes; of a last line that is longer, its end."""
+    end = data[-limit:]
+    if len(data) > limit and data[-limit - 1 : -limit] != b"\n":
+        end = end[end.find(b"\n", 0, -1) + 1 :]
+    return end.decode(errors="replace")
