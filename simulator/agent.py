@@ -94,7 +94,7 @@ class SimResources(Resources):
     """The agent's resources, over the simulated ones."""
 
     def __init__(self, agent: SimAgent, config: RunConfig, plugins: object, runtime: Runtime) -> None:
-        node = Node(config, cast("Any", plugins), agent._on_event, agent.info, agent.run, Path(), True, (), runtime)
+        node = Node(config, cast("Any", plugins), agent._on_event, agent.info, agent.run, Path(), True, runtime)
         group, look = cast("Any", agent.group), partial(agent.host.visible_slots, agent.slot)
         unreachable = partial(peers.unreachable, agent.host)
         super().__init__(node, cast("Any", agent.inbox), frozenset({TERM}), group, group, look, unreachable)

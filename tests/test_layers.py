@@ -49,6 +49,8 @@ IN_WARDEN = {
 """The modules of core that the warden's process imports, and why; ``client`` and ``messages`` are the agent's."""
 FOR_TORCHRUN = "elastic_torchrun"
 """Backends may import it: they register handlers with plain torchrun, which elastic-torchrun makes when asked."""
+REQUIRED = {"elastic_health": "elastic_devices"}
+"""The plugin that another one requires, and imports: the checks of GPUs look at the visible ones."""
 DISTRIBUTIONS = sorted((ROOT / "plugins").glob("*/src/*/__init__.py"))
 SOURCES = [CORE, *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("examples/*/src"))]
 PACKAGES = sorted(path for source in SOURCES for path in source.rglob("__init__.py"))
@@ -172,8 +174,9 @@ def test_the_checks_see_what_they_are_to_see(graph: dict[str, set[str]]) -> None
 
 
 @pytest.mark.parametrize("distribution", [path.parent for path in DISTRIBUTIONS], ids=lambda path: path.name)
-def test_a_plugin_imports_no_other_plugin(distribution: Path) -> None:
-    others = {path.parent.name for path in DISTRIBUTIONS} - {distribution.name, FOR_TORCHRUN}
+def test_a_plugin_imports_no_plugin_that_it_does_not_require(distribution: Path) -> None:
+    allowed = {distribution.name, FOR_TORCHRUN, REQUIRED.get(distribution.name)}
+    others = {path.parent.name for path in DISTRIBUTIONS} - allowed
     modules = modules_below(distribution.parent)
     imported = {name.partition(".")[0] for path in modules.values() for name in imported_by(path, modules)}
     assert not imported & others
@@ -298,6 +301,8 @@ def test_core_knows_every_distribution_and_what_it_brings() -> None:
         name = project["project"]["name"]
         more: dict[str, object] = {"all": False} if name == "elastic-testing" else {}
         more |= {"flags": sorted(flags[name])} if name in flags else {}
+        needed = {need.partition("~")[0] for need in project["project"]["dependencies"]} & distributions().keys()
+        more |= {"requires": sorted(needed)} if needed else {}
         included = project["tool"]["hatch"]["build"]["targets"]["wheel"].get("force-include", {}).values()
         if starters := [Path(file).stem for file in included if Path(file).parent.name == FOLDER]:
             more["starters"] = starters

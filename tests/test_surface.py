@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rig import WARM, WORKERS, Agent, Rig, free_port
 
-from elastic_core.host.devices.machine import Machine
-from elastic_core.host.devices.visible import gpus
+from elastic_devices.inventory import Machine
+from elastic_devices.visible import gpus
 
 SAYS = ["--no_python", "sh", "-c", "echo apple $RANK; echo pear $RANK; echo a cherry $RANK >&2"]
 

@@ -27,12 +27,12 @@ from torch.distributed.run import config_from_args, determine_local_world_size, 
 
 from elastic_core.cli import settle
 from elastic_core.cli.run import RunCommand
-from elastic_core.cli.settle import Flags
+from elastic_core.cli.settle import Flags, count_workers
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
-from elastic_core.host.devices.machine import Machine
-from elastic_core.host.devices.visible import gpus, local_world_size
 from elastic_core.rendezvous.options import RendezvousOptions
+from elastic_devices.inventory import Machine
+from elastic_devices.visible import gpus
 
 ACTIONS: dict[str, Action] = {
     action.dest: action for action in get_args_parser()._actions if action.option_strings and action.dest != "help"
@@ -50,6 +50,8 @@ VALUES = {
     "local_addr": ("10.0.0.1", "10.0.0.2"),
 }
 """Two values of each flag that takes one, where ``2`` and ``3`` are none."""
+OF_PLUGINS = {"virtual_local_rank": False, "numa_binding": None}
+"""The flags of torchrun's that a plugin declares, and their defaults."""
 
 Read = Callable[..., dict[str, Any]]
 
@@ -75,7 +77,8 @@ def theirs(*words: str) -> dict[str, Any]:
 def ours(*words: str) -> dict[str, Any]:
     """The same as we do."""
     flags = parsed([*words, "train.py", "--lr", "1"])
-    return {item.name: getattr(flags, item.name) for item in fields(Flags)}
+    settings = {name: flags.settings.get(name, unset) for name, unset in OF_PLUGINS.items()}
+    return {item.name: getattr(flags, item.name) for item in fields(Flags) if item.name != "settings"} | settings
 
 
 def parsed(words: list[str]) -> Flags:
@@ -214,7 +217,7 @@ def test_cores_are_counted_as_torchrun_counts_them(word: str) -> None:
     try:
         for cpus in (allowed, {min(allowed)}):
             os.sched_setaffinity(0, cpus)
-            assert local_world_size(word, os.environ, Machine()) == determine_local_world_size(word) == len(cpus)
+            assert count_workers(word, os.environ) == determine_local_world_size(word) == len(cpus)
     finally:
         os.sched_setaffinity(0, allowed)
 

@@ -54,7 +54,6 @@ PUBLIC = {
     "elastic_core.events": "events, which observers receive, and their levels",
     "elastic_core.exit_codes": "the exit codes of ``elastic run``, and those of workers in words",
     "elastic_core.host": "facts about this machine: names, addresses, ports, terminal, memory kills",
-    "elastic_core.host.devices": "the accelerators of this machine",
     "elastic_core.incidents": "failures, their history, and verdicts on them",
     "elastic_core.monitors": "a round and its workers, as monitors see them",
     "elastic_core.plugins": "the installed plugins, those of a run, and the backend for one node",

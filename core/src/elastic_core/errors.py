@@ -152,14 +152,17 @@ def how_to_install(distribution: str) -> str:
         return f"Install {distribution} from where elastic_core came."
     origin = json.loads(core.read_text("direct_url.json") or "{}")
     folder = unquote(origin.get("url", "")).removeprefix("file://").rpartition("/")[0]
-    checkout = distributions()[distribution]["folder"]
-    wheel = f"{distribution.replace('-', '_')}-{core.version}-py3-none-any.whl"
-    path = f"{folder}/{checkout if 'dir_info' in origin else wheel}"
+    needed = [*distributions()[distribution].get("requires", ()), distribution]
+    checkouts = [distributions()[name]["folder"] for name in needed]
+    wheels = [f"{name.replace('-', '_')}-{core.version}-py3-none-any.whl" for name in needed]
+    paths = [f"{folder}/{name}" for name in (checkouts if "dir_info" in origin else wheels)]
     if "vcs_info" in origin:
-        path = f"git+{origin['url']}@{origin['vcs_info']['commit_id']}#subdirectory={checkout}"
-    if Path(path).exists() or not path.startswith("/"):
-        return f"Install {distribution}:\n  pip install {shlex.quote(path)}"
-    return f"Install {wheel} from where elastic-core came; the public index has no {distribution} of this project."
+        source = f"git+{origin['url']}@{origin['vcs_info']['commit_id']}#subdirectory="
+        paths = [source + checkout for checkout in checkouts]
+    if all(Path(path).exists() or not path.startswith("/") for path in paths):
+        return f"Install {distribution}:\n  pip install {shlex.join(paths)}"
+    names = " and ".join(wheels)
+    return f"Install {names} from where elastic-core came; the public index has no {distribution} of this project."
 
 
 def in_one_line(exc: BaseException) -> str:

@@ -12,7 +12,7 @@ a contract says otherwise, a hook that raises fails the run: an ElasticError as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -275,6 +275,14 @@ def elastic_worker_startup() -> Sequence[str] | None:
     """
 
 
+@hookspec(firstresult=True)
+def elastic_worker_cpus(program: Program, assignment: Assignment) -> Collection[int] | None:
+    """Return the CPUs that one worker may run on, some of the agent's; None leaves it all of them.
+
+    Called as :func:`elastic_worker_command`. :func:`elastic_configure` can refuse a run whose workers cannot be bound.
+    """
+
+
 # 6. Settings ---------------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +299,19 @@ def elastic_flags() -> Sequence[Flag[Any]] | None:
     it, so the module imports next to nothing.
 
     An error names the distribution, as does a name that is taken.
+    """
+
+
+@hookspec(firstresult=True)
+def elastic_count_workers(word: str, environ: Mapping[str, str]) -> int | None:
+    """Return the number of workers that a word of ``--nproc_per_node`` means on this node, from 1 to 4,096.
+
+    Called in ``elastic run``, for the plugin of the group ``elastic.worker_counts`` only whose entry point has the name
+    of the word (``hpu = "elastic_gaudi.plugin"``), once or twice, on the main thread, before anything is started: the
+    launch waits for it. ``environ`` is the agent's environment, which may hide devices from workers.
+
+    Raises:
+        UsageError: There is nothing of its kind here. Ends the run with exit code 2.
     """
 
 

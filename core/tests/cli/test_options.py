@@ -58,7 +58,6 @@ def test_both_spellings_and_both_forms_work(spelling: str, form: str) -> None:
 
 WORDS = {
     "on_node_loss": "fail",
-    "numa_binding": "node",
     "signals_to_handle": "SIGUSR1",
     "event_log_handler": "console",
     "start_method": "fork",
@@ -165,12 +164,11 @@ def test_a_wrong_value_is_quoted_with_the_nearest_right_one() -> None:
 
 
 def test_a_wrong_value_from_the_environment_says_where_it_is_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PET_NPROC_PER_NODE", "many")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "4x")
     with pytest.raises(UsageError) as refused:
         read("train.py")
     assert str(refused.value) == (
-        "--nproc_per_node 'many' is neither a whole number nor one of auto, cpu, gpu, xpu.\n"
-        "The value comes from PET_NPROC_PER_NODE."
+        "--nproc_per_node '4x' is not a whole number.\nThe value comes from PET_NPROC_PER_NODE."
     )
 
 
@@ -183,7 +181,7 @@ def test_the_help_shows_every_flag_in_its_section_within_80_columns() -> None:
             "Job size",
             "Rendezvous",
             "Program",
-            "Placement",
+            *(["Placement"] if is_installed("devices") else []),
             "Failure",
             *(["Health"] if is_installed("health") else []),
             "Output",

@@ -90,7 +90,6 @@ FLAGS_GIVEN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "--pass_local_rank",
         {"program": Program(ProgramKind.SCRIPT, "this", (settle.LOCAL_RANK_ARGUMENT,))},
     ),
-    "numa_binding": ("", "--numa_binding=node", {"numa_binding": "node"}),
     "max_restarts": ("", "--max_restarts=7", {"max_restarts": 7}),
     "on_node_loss": ("", "--on_node_loss=fail", {"on_node_loss": OnNodeLoss.FAIL}),
     "shutdown_timeout": ("", "--shutdown_timeout=7", {"shutdown_timeout": 7.0}),
@@ -114,7 +113,6 @@ FLAGS_GIVEN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 ELSEWHERE = {
     "start_method": "taken from torchrun's command lines, without effect: a warning says so",
     "logs_specs": "taken from torchrun's command lines, without effect: a warning says so",
-    "virtual_local_rank": "is refused where there is no GPU: only the outline of the run has it",
 }
 
 
@@ -152,10 +150,6 @@ def test_a_flag_without_effect_is_said_to_have_none(flag: str) -> None:
     [said] = settle.without_effect(read(f"--{flag}"), "local")
     assert said.startswith(f"--{name}")
     assert name in ELSEWHERE
-
-
-def test_the_outline_of_the_run_has_virtual_local_rank() -> None:
-    assert settle.outline(read("--virtual_local_rank"), {}).virtual_local_rank
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `(\w+)` \| \S.* \|$", PAGE, re.MULTILINE)
 SOURCES = [path for path in Path(elastic_core.__file__).parent.rglob("*.py") if path != Path(environment.__file__)]
-TORCHRUN = [*(ROOT / "plugins" / "torchrun" / "src").rglob("*.py")]  # reads a few of its own
+PLUGINS = [path for name in ("devices", "torchrun") for path in (ROOT / "plugins" / name / "src").rglob("*.py")]
+"""These read a few of their own."""
 
 
 def texts(tree: ast.AST) -> set[str]:
@@ -60,7 +61,7 @@ def test_every_variable_that_the_code_reads_is_listed() -> None:
 
 
 def test_every_variable_that_is_listed_is_in_the_code() -> None:
-    found = (texts(ast.parse(path.read_text())) for path in [*SOURCES, *TORCHRUN])
+    found = (texts(ast.parse(path.read_text())) for path in [*SOURCES, *PLUGINS])
     in_code = set(environment.threads(2, {})).union(*found)
     assert {*ROWS} - in_code == set()
 

@@ -73,9 +73,8 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             [Group.PLUGINS, Group.AUTOLOAD],
             "There is no plugin 'prom'.",
             "Installed: both, watcher. "
-            "Not installed: causes (elastic-causes), events (elastic-metrics), "
-            "flight-recorder (elastic-torch), hangs (elastic-hangs), "
-            "health (elastic-health), "
+            "Not installed: causes (elastic-causes), devices (elastic-devices), events (elastic-metrics), "
+            "flight-recorder (elastic-torch), hangs (elastic-hangs), health (elastic-health), "
             "host-jobs (elastic-operate), notices (elastic-notices), policies (elastic-policies), "
             "progress (elastic-progress), prometheus (elastic-metrics), snapshots (elastic-torch), "
             "torch-timers (elastic-torchrun), trainjob (elastic-kubernetes).",

@@ -229,8 +229,8 @@ def wrapping() -> SimpleNamespace:
             "elastic_explain_failure, "
             "elastic_judge_failure, elastic_node_gone, elastic_sum_up_answers, elastic_observe, elastic_run_starts, "
             "elastic_run_ends, elastic_train_state, elastic_init_process_group, elastic_rescue, "
-            "elastic_worker_command, elastic_worker_environment, elastic_worker_startup, "
-            "elastic_flags, elastic_scheduler_defaults, elastic_find_job, elastic_configure, "
+            "elastic_worker_command, elastic_worker_environment, elastic_worker_startup, elastic_worker_cpus, "
+            "elastic_flags, elastic_count_workers, elastic_scheduler_defaults, elastic_find_job, elastic_configure, "
             "elastic_round_starts, elastic_before_join, elastic_before_start.",
         ),
         pytest.param(
@@ -287,6 +287,30 @@ def test_the_last_registered_has_the_last_word_on_a_variable() -> None:
     plugins.register("shy", plugin(elastic_worker_environment=lambda: None))
     environment = plugins.worker_environment(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # no plugin reads it
     assert environment == {"RANK": "0", "OMP_NUM_THREADS": "8"}
+
+
+def test_the_last_registered_that_answers_binds_a_worker() -> None:
+    plugins = Plugins()
+    assert plugins.worker_cpus(PROGRAM, ANYWHERE) is None  # type: ignore[arg-type] # unused
+    plugins.register("first", plugin(elastic_worker_cpus=lambda: [0]))
+    plugins.register("second", plugin(elastic_worker_cpus=lambda program: frozenset({9, 3})))
+    plugins.register("shy", plugin(elastic_worker_cpus=lambda: None))
+    assert plugins.worker_cpus(PROGRAM, ANYWHERE) == [3, 9]  # type: ignore[arg-type] # unused
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda: (), r"A plugin answers elastic_worker_cpus with \(\), which are no CPUs\."),
+        (lambda: ["0"], r"with \['0'\], which are no CPUs"),
+        (lambda: int("hpu"), "The plugin 'broken' raised in elastic_worker_cpus: ValueError: invalid literal"),
+    ],
+)
+def test_a_plugin_that_cannot_bind_a_worker_is_an_error(answer: Callable[[], object], message: str) -> None:
+    plugins = Plugins()
+    plugins.register("broken", plugin(elastic_worker_cpus=answer))
+    with pytest.raises(PluginError, match=message):
+        plugins.worker_cpus(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # unused
 
 
 def test_a_hook_that_raises_names_its_plugin() -> None:

@@ -20,23 +20,26 @@ import pytest
 
 from elastic_core.events import Event
 from elastic_core.gates import StartGate
-from elastic_core.host.devices import visible
-from elastic_core.host.devices.machine import Device, Machine
 from elastic_core.warden.linux import state_of
-from elastic_health import gpu_memory, holders, plugin as health_plugin
+from elastic_devices import visible
+from elastic_devices.inventory import Device, Machine
+from elastic_health import gpu_memory, plugin as health_plugin
 from elastic_health.gpu import findings
 from elastic_health.gpu_memory import (
     Amd,
     Gpu,
     GpuError,
     Holder,
+    MemoryWait,
     Nvml,
     Smi,
     describe_holder,
     find_source,
+    is_ending,
+    is_of_round,
+    no_nvml,
     visible_uuids,
 )
-from elastic_health.holders import MemoryWait, is_ending, is_of_round, no_nvml
 from elastic_health.plugin import NodeHealth
 
 ONE, TWO = "GPU-d0180485-9584-433c-6782-c335d5df2cb3", "GPU-777ead31-954e-837f-590f-6c4974d8e571"
@@ -296,7 +299,7 @@ def test_a_node_without_gpus_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) 
         looks.append(environ)
 
     monkeypatch.setattr(health_plugin, "_may_have_gpus", lambda: True)
-    monkeypatch.setattr(holders, "MemoryWait", lambda **_: MemoryWait({}, find))
+    monkeypatch.setattr(gpu_memory, "MemoryWait", lambda **_: MemoryWait({}, find))
     node = NodeHealth()
     assert [node.elastic_before_start(StartGate(number)) for number in (1, 2, 3)] == [None] * 3
     assert len(looks) == 1

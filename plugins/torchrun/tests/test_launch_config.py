@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from elastic_core.config.parse import OnNodeLoss
 from elastic_core.config.run import MAX_RESTARTS
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
+from elastic_core.plugins.entry_points import Catalogue
 from elastic_hangs.flags import HANG_TIMEOUT, HANG_WINDOW
 from elastic_health.flags import HEALTH_CHECK, HEALTH_RETRY, HEALTH_TIMEOUT
 from elastic_policies.flags import FAILURE_POLICY
@@ -52,6 +54,10 @@ def test_loglevel_holds_from_python_too(monkeypatch: pytest.MonkeyPatch, text: s
         ({"plugins": None}, "plugins=None is not a list of texts."),
         ({"failure_policy": {"budget": "1/1h"}}, "failure_policy={'budget': '1/1h'} is of the type dict, which"),
         ({"virtual_local_rank": "no"}, "virtual_local_rank='no' is neither 1 (yes) nor 0 (no)."),
+        (
+            {"numa_options": "nodes"},
+            "numa_options='nodes' is none of node, socket, exclusive, core-complex. Did you mean 'node'?",
+        ),
         ({"log_dir": 5}, "log_dir=5 is of the type int, not a path."),
         ({"redirects": 7}, "7 is neither a flag for streams nor a mapping of local ranks to flags."),
         ({"tee": {-1: 3}}, "{-1: 3} is neither a flag for streams nor a mapping of local ranks to flags."),
@@ -199,6 +205,26 @@ def test_a_flag_may_also_be_assigned_and_read() -> None:
 @pytest.mark.parametrize("given", [{"numa_binding": "node"}, {"flags": {"max_restarts": 7}}])
 def test_a_flag_that_is_an_argument_under_another_name_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="is no flag of a LaunchConfig"):
+        configure(LaunchConfig(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "flag", "value"),
+    [
+        ({"numa_options": "socket"}, "numa_binding", "socket"),
+        ({"numa_options": SimpleNamespace(affinity_mode=SimpleNamespace(value="node"))}, "numa_binding", "node"),
+        ({"virtual_local_rank": True}, "virtual_local_rank", True),
+    ],
+)
+def test_arguments_of_torchs_are_flags_of_a_plugin(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], flag: str, value: object
+) -> None:
+    assert configure(LaunchConfig(**given)).settings == {flag: value}
+    assert configure(LaunchConfig()).settings == {}
+    alone = Catalogue([offer for offer in Catalogue.read()._offers if offer.distribution != "elastic-devices"])
+    monkeypatch.setattr(Catalogue, "read", lambda: alone)
+    configure(LaunchConfig())
+    with pytest.raises(UsageError, match=f"--{flag} needs elastic-devices, which is not installed"):
         configure(LaunchConfig(**given))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from elastic_core.session.join import Applicant
 from elastic_core.session.runtime import Runtime
 from elastic_core.version import __version__
 
-if TYPE_CHECKING:  # others than this package count the CPUs of workers
+if TYPE_CHECKING:
     from elastic_core.agent.resources import Resources
     from elastic_core.session.session import Session
 
@@ -140,19 +139,3 @@ class OwnRow:
     def _publish(self) -> None:
         reached = self._resources.group.progress.reached()
         self._session.publish_row(replace(self._row, slots=self._slots, workers=self._workers, reached=reached))
-
-
-def cpus_of_workers(numa_binding: str | None, workers: int) -> tuple[frozenset[int], ...]:
-    """Return the CPUs that each local rank may run on (``--numa_binding``); () when they are not bound.
-
-    Raises:
-        UsageError: A worker would have none.
-    """
-    if numa_binding is None:
-        return ()
-    from elastic_core.host.devices.machine import Machine  # few runs need it
-    from elastic_core.host.devices.numa import worker_cpus
-    from elastic_core.host.devices.topology import read_topology
-
-    topology = read_topology(os.environ, Machine())
-    return tuple(worker_cpus(numa_binding, rank, workers, topology) for rank in range(workers))

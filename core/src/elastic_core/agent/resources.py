@@ -61,7 +61,6 @@ class Launch:
     plugins: Plugins
     slot: Slot
     warden: Warden
-    cpus: tuple[frozenset[int], ...] = ()  # of each local rank; () if workers are not bound
     former: FormerNode | None = None  # that this agent was before, in this run, or in one that it has replaced (S3)
     show_state: Callable[[Callable[[], str]], None] = lambda _: None
     """Takes a function that describes the state, for SIGQUIT; a newer one replaces it."""
@@ -163,7 +162,7 @@ def open_resources(
         reports = Reports(loop.at)
         stack.callback(reports.close)
         loop.watch(reports, reports.receive)
-        node = Node(config, plugins, publish, info, run_uid, directory, temporary, launch.cpus)
+        node = Node(config, plugins, publish, info, run_uid, directory, temporary)
         group = WorkerGroup(node, warden, output, reports, loop.post, ProgressTable(publish, loop.post))
         stack.callback(group.close)
         stack.callback(warden.close, CLOSING)  # the workers end before their output closes, also after an exception

@@ -127,12 +127,11 @@ def connect_and_run(launch: Launch) -> Ending:
     """Make the first connection to the job's store, and run the loop, with the errors of that. Main thread only."""
     from elastic_core.agent import membership
     from elastic_core.agent.directories import remove_abandoned
-    from elastic_core.agent.registration import cpus_of_workers, first_connection
+    from elastic_core.agent.registration import first_connection
     from elastic_core.events import Event, Level
     from elastic_core.rendezvous.backend import HandlerStore
 
     config, plugins, warden = launch.config, launch.plugins, launch.warden
-    cpus = cpus_of_workers(config.numa_binding, config.nproc_per_node)
     for abandoned in remove_abandoned(launch.slot.name):  # now: the disk may be too full to join
         message = f"removed {abandoned}, which a killed agent has left"
         plugins.publish(Event("directory_removed", message, Level.DEBUG))
@@ -141,4 +140,4 @@ def connect_and_run(launch: Launch) -> Ending:
     with closing(first_connection(config, plugins)) as store:
         if isinstance(store, HandlerStore) and store.job_id:
             config = replace(config, rdzv_id=store.job_id)
-        return membership.join_and_run(replace(launch, config=config, cpus=cpus), store)
+        return membership.join_and_run(replace(launch, config=config), store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,6 @@ class Node:
     Attributes:
         directory: The one of the run on this node, for logs and error files.
         temporary: Whether that is removed at the end, because no logs were requested.
-        cpus: The CPUs of each local rank; empty if workers are not bound.
     """
 
     config: RunConfig
@@ -55,7 +54,6 @@ class Node:
     run_uid: str
     directory: Path
     temporary: bool = False
-    cpus: Sequence[frozenset[int]] = ()
     runtime: Runtime = RUNTIME
 
     def now(self) -> float:

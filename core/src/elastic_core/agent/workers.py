@@ -139,7 +139,7 @@ class WorkerGroup:
         with contextlib.suppress(OSError):  # the output reports what it cannot write, and goes on
             make_directories(directory)
         argv, env = plugins.worker_command(config.program, assignment), self.node.environment(assignment)
-        cpus = sorted(self.node.cpus[assignment.local_rank]) if self.node.cpus else None
+        cpus = plugins.worker_cpus(config.program, assignment)
         streams = self.output.open(
             rank=assignment.rank,
             local_rank=assignment.local_rank,

@@ -6,6 +6,7 @@ In a scheduler's job, the scheduler's plugin makes defaults of flags out of the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 from collections.abc import Callable, Iterable, Mapping
@@ -238,15 +239,16 @@ def run(warden: Warden | None, **flags: Any) -> int:
         with start.begun() as warden:
             return run(warden, **flags)
     given = Flags(**flags)
-    early = None
-    with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below
-        start.begin_starter(early := outline(given, os.environ), warden)
-    _prefix_logging()
     context = click.get_current_context(silent=True)
     read = None if context is None else context.meta.get(CATALOGUE)
-    catalogue = read or Catalogue.read()  # once: it takes 11 ms, in which the starter begins
+    installed = functools.cache(lambda: read or Catalogue.read())  # once: it takes 11 ms, in which the starter begins
+    early = None
+    with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below
+        start.begin_starter(early := outline(given, os.environ, installed), warden)
+    _prefix_logging()
+    catalogue = installed()
     given = with_defaults(given, os.environ, warn, catalogue)
-    if (known := outline(given, os.environ)) != early:
+    if (known := outline(given, os.environ, installed)) != early:
         start.begin_starter(known, warden)
     from elastic_core.plugins.manager import load, load_backend
 

@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Any
 from elastic_core.config import parse, rdzv_conf
 from elastic_core.config.environment import PLUGINS_VARIABLE
 from elastic_core.config.flag import JOB, PLUGINS, PROGRAM, RENDEZVOUS, SECTIONS, TORCHRUN, Flag, flags_in
-from elastic_core.config.parse import NodeRange, names
+from elastic_core.config.parse import MOST_WORKERS, NodeRange, names
 from elastic_core.config.program import find_program
 from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
 from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
-from elastic_core.distributions import backend_of
-from elastic_core.errors import PluginError, UsageError
+from elastic_core.distributions import backend_of, brought
+from elastic_core.errors import PluginError, UsageError, did_you_mean, how_to_install
 from elastic_core.events import Level, least_level
 from elastic_core.rendezvous import job_token
 from elastic_core.rendezvous.options import FORM, split_host_port
 
 if TYPE_CHECKING:
+    from elastic_core.plugins.entry_points import Catalogue
     from elastic_core.rendezvous.options import RendezvousOptions
 
+CPU = "cpu"  # the word of ``--nproc_per_node`` that needs no plugin
 MASTER_PORT = 29500
 LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # for --pass_local_rank; each worker's start fills in its rank
 
@@ -121,20 +123,23 @@ FLAGS: Sequence[Flag[Any]] = sorted(
 """Core's flags, in the order of the help."""
 
 
-def outline(flags: Flags, environ: Mapping[str, str]) -> RunConfig:
+def outline(flags: Flags, environ: Mapping[str, str], installed: Callable[[], Catalogue] | None = None) -> RunConfig:
     """Return the part of the run that each flag decides by itself; the starter needs no more.
 
+    ``installed`` returns the installed plugins; it is called for a word of ``--nproc_per_node`` that a plugin knows.
+
     Raises:
-        UsageError: The program does not exist, or a value does not fit the number of workers.
+        UsageError: The program does not exist, a value does not fit the number of workers, or none can be counted.
+        PluginError: The plugin that counts the workers fails.
     """
     arguments = flags.arguments if flags.use_env else (LOCAL_RANK_ARGUMENT, *flags.arguments)
     ways = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
-    default = None if flags.own_limit else MAX_RESTARTS
+    default, given = None if flags.own_limit else MAX_RESTARTS, flags.nproc_per_node
     return RunConfig(
         **{
             **{item.name: getattr(flags, item.name) for item in fields(PlainSettings)},
             "program": find_program(flags.script, arguments, **ways),
-            "nproc_per_node": _count_workers(flags.nproc_per_node, environ),
+            "nproc_per_node": count_workers(given, environ, installed) if isinstance(given, str) else given,
             "max_restarts": default if flags.max_restarts is None else flags.max_restarts,
             "shutdown_timeout": rdzv_conf.shutdown_timeout(flags.shutdown_timeout, environ),
         }
@@ -158,12 +163,6 @@ def configure(
     Raises:
         UsageError: Two values contradict each other, or the backend does not take them.
     """
-    if flags.virtual_local_rank:
-        from elastic_core.host.devices.machine import Machine  # few runs need it
-        from elastic_core.host.devices.visible import only_device
-
-        for local_rank in range(known.nproc_per_node):
-            only_device(local_rank, environ, Machine())  # or an error
     backend, endpoint = meeting_place(flags)
     with suppress(PluginError):  # no other backend is used for --standalone than one that starts a store
         if flags.standalone and flags.rdzv_backend and options_of(flags.rdzv_backend).standalone:
@@ -272,10 +271,24 @@ def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[
     return said
 
 
-def _count_workers(given: int | str, environ: Mapping[str, str]) -> int:
-    if isinstance(given, int):
-        return given
-    from elastic_core.host.devices.machine import Machine  # looks at devices; not for --help
-    from elastic_core.host.devices.visible import local_world_size
+def count_workers(word: str, environ: Mapping[str, str], installed: Callable[[], Catalogue] | None = None) -> int:
+    """Return the number of workers that a word of ``--nproc_per_node`` means here; errors are those of ``outline``."""
+    if word == CPU:
+        return len(os.sched_getaffinity(0))
+    from elastic_core.plugins.entry_points import Catalogue, Group, load  # few runs count devices
+    from elastic_core.plugins.manager import Plugins
 
-    return local_world_size(given, environ, Machine())
+    catalogue, brings = (installed or Catalogue.read)(), brought(Group.WORKER_COUNTS.kind)
+    if word not in (known := catalogue.names(Group.WORKER_COUNTS)):
+        if word in brings:
+            message = f"--nproc_per_node {word!r} needs {brings[word]}, which is not installed."
+            raise UsageError(message, hint=how_to_install(brings[word]))
+        known = sorted({CPU, *known, *brings})
+        wrong = f"--nproc_per_node {word!r} is neither a whole number nor one of {', '.join(known)}"
+        raise UsageError(f"{wrong}.{did_you_mean(word, known)}")
+    offer, plugins = catalogue.find(word, Group.WORKER_COUNTS), Plugins()
+    plugins.register(word, load(offer), described=str(offer))
+    count = plugins.first_answer("elastic_count_workers", word=word, environ=environ)
+    if type(count) is not int or not 1 <= count <= MOST_WORKERS:
+        raise PluginError(f"The {offer} counts {count!r} workers; from 1 to {MOST_WORKERS} are taken.")
+    return count

@@ -107,10 +107,10 @@ class Section(str):
 
 
 JOB, RENDEZVOUS, PROGRAM = Section("Job size"), Section("Rendezvous"), Section("Program")
-PLACEMENT, FAILURE, OUTPUT = Section("Placement"), Section("Failure"), Section("Output")
+FAILURE, OUTPUT = Section("Failure"), Section("Output")
 PROGRESS, PLUGINS = Section("Progress"), Section("Plugins")
 TORCHRUN = Section("Taken from torchrun's command lines, without effect here")
-SECTIONS = (JOB, RENDEZVOUS, PROGRAM, PLACEMENT, FAILURE, OUTPUT, PROGRESS, PLUGINS, TORCHRUN)
+SECTIONS = (JOB, RENDEZVOUS, PROGRAM, FAILURE, OUTPUT, PROGRESS, PLUGINS, TORCHRUN)
 """The headings of the help, in its order."""
 
 

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from elastic_core.errors import did_you_mean
 
-DEVICES = ("auto", "cpu", "gpu", "xpu")  # the kinds of device that ``--nproc_per_node`` can count
-NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")  # the modes of ``--numa_binding``
 MAX_ROLE = 64  # characters, at most: a ROUND names the roles of all nodes (``protocol/limits.py``)
 
 
@@ -121,12 +119,9 @@ NOT_TO_HANDLE = {"SIGKILL": "cannot be handled", "SIGSTOP": "cannot be handled",
 
 
 def workers(text: str) -> int | str:
-    """Parse a whole number, at least 1, or the kind of device that is counted."""
-    if text in DEVICES:
+    """Parse a whole number, at least 1, or a word for what is counted, which a plugin knows."""
+    if text[:1].isalpha():
         return text
-    if text.isalpha():
-        meant = did_you_mean(text, DEVICES)
-        raise Wrong(f"is neither a whole number nor one of {', '.join(DEVICES)}", suggestion=meant)
     number = _whole(text, least=1)
     if number > MOST_WORKERS:
         raise Wrong(f"is more workers than a node can have; at most {MOST_WORKERS} are taken")
@@ -268,7 +263,6 @@ def one_of(known: Sequence[str], text: str) -> str:
     raise Wrong(wrong, suggestion=did_you_mean(text, known))
 
 
-numa_binding = partial(one_of, NUMA_BINDINGS)
 start_method = partial(one_of, START_METHODS)
 event_log_handler = partial(one_of, EVENT_LOGS)
 

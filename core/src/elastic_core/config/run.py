@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_core.config import parse
-from elastic_core.config.flag import FAILURE, JOB, OUTPUT, PLACEMENT, PLUGINS, PROGRESS, RENDEZVOUS, flags_in
+from elastic_core.config.flag import FAILURE, JOB, OUTPUT, PLUGINS, PROGRESS, RENDEZVOUS, flags_in
 from elastic_core.config.parse import OnNodeLoss, StreamMap
 from elastic_core.config.program import Program
 from elastic_core.errors import UsageError
@@ -86,12 +86,6 @@ class PlainSettings:
     )
     role: str = JOB.flag("The role of the workers, which they find in ROLE_NAME.", ("NAME", parse.role, "default"))
     allow_version_mismatch: bool = RENDEZVOUS.switch("Let nodes with different versions of Python or torch in.")
-    virtual_local_rank: bool = PLACEMENT.switch(
-        "Every worker sees only its own GPU, as device 0, and has LOCAL_RANK=0."
-    )
-    numa_binding: str | None = PLACEMENT.flag(
-        "Bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex.", ("MODE", parse.numa_binding)
-    )
     max_restarts: int | None = FAILURE.flag(
         "How many failures of workers the job survives. The loss of a node is no failure of a worker. With 0 the first "
         "failure ends the job, as under torchrun. A script that cannot be imported, or refuses its arguments, gets one "

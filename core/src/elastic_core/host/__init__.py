@@ -4,7 +4,6 @@ General layout:
 
 * ``identity``: the names of the host and of its boot, and the versions that must match between nodes. ``addresses``:
   where other nodes reach it, and a port that is reserved for the workers' store.
-* ``devices``: the accelerators and CPUs, and which worker gets which.
 * ``own_process``: what ``ps`` shows of it, and its allocator. ``terminal``: makes foreign text safe to print.
 * ``oom``: whether the kernel has killed a process for memory.
 """

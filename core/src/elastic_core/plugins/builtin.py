@@ -138,15 +138,11 @@ class PlainWorkerStart:
 
     Args:
         environ: The agent's environment, which workers inherit.
-        virtual_local_rank: Whether each worker sees only its own GPU, as device 0.
         plugins: The plugins that the run names; workers get the names, since some plugins have a part in workers.
     """
 
-    def __init__(
-        self, environ: Mapping[str, str] = os.environ, *, virtual_local_rank: bool = False, plugins: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str] = os.environ, *, plugins: Sequence[str] = ()) -> None:
         self._environ = environ
-        self._virtual_local_rank = virtual_local_rank
         self._plugins = tuple(plugins)
 
     @hookimpl
@@ -187,11 +183,4 @@ class PlainWorkerStart:
             environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
         if self._plugins or "ELASTIC_PLUGINS" in self._environ:  # which may name one that --no_plugin switches off
             environment["ELASTIC_PLUGINS"] = ",".join(self._plugins)
-        environment.update(threads(place.local_world_size, self._environ))
-        if self._virtual_local_rank:
-            from elastic_core.host.devices.machine import Machine  # few runs need it
-            from elastic_core.host.devices.visible import only_device
-
-            environment["LOCAL_RANK"] = "0"
-            environment.update(only_device(assignment.local_rank, self._environ, Machine()))
-        return environment
+        return environment | threads(place.local_world_size, self._environ)

@@ -34,6 +34,7 @@ class Group(enum.Enum):
     HANDLERS = "torchrun.handlers", "rendezvous handler", "--rdzv_backend"  # for torchrun; imported as a backend is
     ADAPTERS = "elastic.adapters", "adapter", ""  # make backends of other objects; imported when one is needed
     FLAGS = "elastic.flags", "declaration of flags", ""  # of ``elastic run``; named as the plugin that reads them
+    WORKER_COUNTS = "elastic.worker_counts", "word of --nproc_per_node", ""  # imported when a launch has the word
     COMMANDS = "elastic.commands", "command", ""  # subcommands of ``elastic``; imported when called
     JOBS = "elastic.jobs", "finder of jobs", ""  # find a job for commands that name no store; imported by these
     SCHEDULERS = "elastic.schedulers", "scheduler", ""  # defaults of flags; imported inside a job of the scheduler

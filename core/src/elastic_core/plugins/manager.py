@@ -264,6 +264,13 @@ class Plugins:
             environment.update(self._ask(impl, program=program, assignment=assignment) or {})
         return environment
 
+    def worker_cpus(self, program: Program, assignment: Assignment) -> list[int] | None:
+        """Return the CPUs that one worker may run on; None for those of the agent."""
+        cpus = self.first_answer("elastic_worker_cpus", program=program, assignment=assignment)
+        if cpus is None or (cpus and all(type(cpu) is int for cpu in cpus)):
+            return cpus and sorted(cpus)
+        raise PluginError(f"A plugin answers elastic_worker_cpus with {cpus!r}, which are no CPUs.")
+
     def first_answer(self, hook: str, **facts: object) -> Any:
         """Return the last registered plugin's answer that is not None; None where no plugin answers."""
         answers = (self._ask(impl, **facts) for impl in self.implementations(hook))
@@ -349,7 +356,6 @@ def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
         "max-restarts": builtin.MaxRestartsPolicy(),
         "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
         "plain-start": builtin.PlainWorkerStart(
-            virtual_local_rank=config is not None and config.virtual_local_rank,
             plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugin],
         ),
     }

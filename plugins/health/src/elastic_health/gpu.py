@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from elastic_core.host.devices import Machine
+from elastic_devices.inventory import Machine
 from elastic_health.gpu_memory import LISTS, GpuError, Source, describe_holder, find_source, visible_uuids
 from elastic_health.output import answer
 from elastic_health.sizes import format_size, parse_share

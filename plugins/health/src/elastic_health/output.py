@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from elastic_core.exit_codes import describe_exit
-from elastic_health.checks import MESSAGE_CHARACTERS
 
+MESSAGE_CHARACTERS = 500  # of one finding, at most
 MESSAGE_FIELDS = ("failed_checks", "messages", "message", "errors", "error")  # of a JSON answer, in this order
 
 

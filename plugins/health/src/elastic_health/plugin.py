@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elastic_core import JoinedRun, JoinGate, StartGate
     from elastic_core.config import RunConfig
     from elastic_core.events import Event
-    from elastic_health.checks import ChosenChecks, Finding, NodeCheck
+    from elastic_health.checks import ChosenChecks, NodeCheck
 
 
 class NodeHealth:
@@ -56,7 +56,7 @@ class NodeHealth:
         if self._wait is None:
             if not _may_have_gpus():
                 return None
-            from elastic_health.holders import MemoryWait
+            from elastic_health.gpu_memory import MemoryWait
 
             self._wait = MemoryWait(note=self._notes.append, give_up=self._silent.append)
         reason: str | None = self._wait.reason(gate.round, gate.run_uid, gate.waited)
@@ -90,6 +90,7 @@ def _may_have_gpus() -> bool:
 def all_checks(config: RunConfig) -> Mapping[str, NodeCheck]:
     """Return all checks; those of the host itself are on by themselves."""
     from elastic_health.checks import NodeCheck
+    from elastic_health.host import check_disk, check_memory, check_shm, directories
     from elastic_health.sizes import SHARE_FORM, SIZE_FORM, parse_share, parse_size
 
     def process(name: str, *arguments: str) -> list[str]:
@@ -98,9 +99,9 @@ def all_checks(config: RunConfig) -> Mapping[str, NodeCheck]:
     of_host = partial(NodeCheck, parse=parse_size, form=SIZE_FORM, on=True)
     allreduce = process("allreduce", str(config.nproc_per_node))
     return {
-        "disk": of_host(look=partial(_disk, config)),
-        "memory": of_host(look=_memory),
-        "shm": of_host(look=_shm),
+        "disk": of_host(look=lambda least: check_disk(directories(config, least), least)),
+        "memory": of_host(look=check_memory),
+        "shm": of_host(look=check_shm),
         "gpu": NodeCheck(command=process("gpu"), advice=_GPU, parse=parse_share, form=SHARE_FORM),
         "matmul": NodeCheck(command=process("matmul"), advice=_MATMUL),
         "allreduce": NodeCheck(command=allreduce, advice=_ALLREDUCE),
@@ -109,30 +110,11 @@ def all_checks(config: RunConfig) -> Mapping[str, NodeCheck]:
 
 def chosen_checks(config: RunConfig) -> ChosenChecks:
     """Return the checks that are on, and those of ``--health_check``; raise UsageError if that is wrong."""
-    from elastic_health.checks import ChosenChecks
-    from elastic_health.choice import choose
+    from elastic_health.checks import ChosenChecks, choose
     from elastic_health.flags import HEALTH_CHECK, HEALTH_RETRY, HEALTH_TIMEOUT
 
     chosen = choose(config.of(HEALTH_CHECK), all_checks(config))
     return ChosenChecks(chosen, config.of(HEALTH_TIMEOUT), config.of(HEALTH_RETRY))
-
-
-def _disk(config: RunConfig, least: str) -> Finding | None:
-    from elastic_health.host import check_disk, directories
-
-    return check_disk(directories(config, least), least)
-
-
-def _memory(least: str) -> Finding | None:
-    from elastic_health.host import check_memory
-
-    return check_memory(least)
-
-
-def _shm(least: str) -> Finding | None:
-    from elastic_health.host import check_shm
-
-    return check_shm(least)
 
 
 _GPU = "Look at nvidia-smi (or rocm-smi) on this host: end what holds memory, reset the GPU, or drain the host."

@@ -59,7 +59,8 @@ _TYPES: Sequence[tuple[tuple[type, ...], str, str]] = (
 _FILTERS = ("duplicate_stdout_filters", "duplicate_stderr_filters")
 _MAY_BE_NONE = ("run_id", "start_method", "event_log_handler", "metrics_cfg")  # None stands for another default
 _FLAGS: Mapping[str, Flag[Any]] = {flag.name: flag for flag in flags_in(PlainSettings)}
-_OTHERWISE = ("event_log_handler", "log_dir", "redirects", "tee", "local_ranks_filter", "numa_binding")
+_NUMA, _VIRTUAL = "numa_binding", "virtual_local_rank"  # flags that a plugin declares, and arguments of torch's
+_OTHERWISE = ("event_log_handler", "log_dir", "redirects", "tee", "local_ranks_filter", _NUMA)
 """The flags whose values :class:`LaunchConfig` has in another form, or elsewhere."""
 _MONITOR = next(flag for flag in FLAGS if flag.name == "monitor_interval")
 _NO_EFFECT = {
@@ -209,7 +210,6 @@ def configure(config: LaunchConfig) -> RunConfig:
             **_logs_of(config),
             "line_prefix": config.log_line_prefix_template or LINE_PREFIX,
             "event_log_handler": "console" if config.event_log_handler == "console" else "null",
-            "numa_binding": _numa_mode(config.numa_options),
             "monitor_interval": _MONITOR.accept(config.monitor_interval),
             "plugins": config.plugins,
             "least_level": least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
@@ -250,7 +250,9 @@ def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, A
         raise UsageError(
             f"{reserved[0]} is no flag of a LaunchConfig.", hint="Its arguments have it under another name."
         )
-    others = config.flags.keys() - _FLAGS.keys()
+    mode, virtual = _numa_mode(config.numa_options), config.virtual_local_rank
+    of_plugin = {*([] if mode is None else [_NUMA]), *([_VIRTUAL] if virtual else [])}
+    others = (config.flags.keys() - _FLAGS.keys()) | of_plugin
     declared = declared_flags(catalogue) if others else {}
     for name in sorted(others - declared.keys()):
         raise not_declared(name)
@@ -258,7 +260,11 @@ def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, A
     values = {name: value for name, value in {**own, **config.flags}.items() if name not in _OTHERWISE}
     for name in _FILTERS:
         values[name] = tuple(values[name] or ())
+    if virtual:
+        values[_VIRTUAL] = virtual
     found = {name: {**_FLAGS, **declared}[name].accept(value) for name, value in values.items()}
+    if mode is not None:
+        found[_NUMA] = read("numa_options", mode, declared[_NUMA].parse)
     given = {name: found.pop(name) for name in declared if name in found}
     found["settings"] = {name: value for name, value in given.items() if value != declared[name].value}
     return found, any(declared[name].limits_restarts(value) for name, value in given.items())
@@ -373,9 +379,9 @@ def stream_map(streams: Streams) -> StreamMap:
 
 
 def _numa_mode(options: Any) -> str | None:
-    """Return the mode of ``--numa_binding`` for torch's NumaOptions or a mode's name, or UsageError; None for None."""
+    """Return the text of ``--numa_binding`` for torch's NumaOptions or a mode's name; None for None."""
     mode = getattr(options, "affinity_mode", options)
-    return read("numa_options", None if mode is None else str(getattr(mode, "value", mode)), parse.numa_binding)
+    return None if mode is None else str(getattr(mode, "value", mode))
 
 
 def warn(warning: str) -> None:

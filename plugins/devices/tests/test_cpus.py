@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from elastic_core.config.parse import NUMA_BINDINGS
 from elastic_core.errors import UsageError
-from elastic_core.host.devices.machine import Machine
-from elastic_core.host.devices.numa import worker_cpus
-from elastic_core.host.devices.topology import Cpu, Topology, parse_cpus, read_topology
+from elastic_devices.cpus import Cpu, Topology, parse_cpus, read_topology, worker_cpus
+from elastic_devices.flags import NUMA_BINDING
+from elastic_devices.inventory import Machine
 
 
 def server(
@@ -147,7 +146,7 @@ def test_more_exclusive_workers_than_cores_is_an_error_that_counts_both() -> Non
 
 def test_an_unknown_mode_is_refused_with_the_nearest_known_one() -> None:
     with pytest.raises(UsageError, match=r"'core_complex' is none of .*\. Did you mean 'core-complex'\?"):
-        worker_cpus("core_complex", 0, 1, ONE_NODE)
+        NUMA_BINDING.read("core_complex")
 
 
 @pytest.mark.parametrize("workers", range(1, 9))
@@ -164,7 +163,7 @@ def test_exclusive_workers_share_out_whole_cores_while_there_are_enough(workers:
     assert sum(map(len, own)) == len(set().union(*own))
 
 
-@pytest.mark.parametrize("mode", NUMA_BINDINGS)
+@pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
 def test_a_process_on_this_machine_gets_the_cpus_that_it_is_given(mode: str) -> None:
     topology = read_topology(os.environ, Machine())
     workers = min(2, len({cpu.core for cpu in topology.cpus}))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.errors import UsageError
-from elastic_health.checks import Finding, NodeCheck
-from elastic_health.choice import choose
+from elastic_health.checks import Finding, NodeCheck, choose
 
 
 def healthy(value: str) -> Finding | None:

@@ -9,10 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic_core.config.parse import DEVICES
-from elastic_core.errors import UsageError, did_you_mean
-from elastic_core.host.devices.inventory import AMD_PLACE, INTEL_PLACE, NVIDIA_PLACE, amd, intel, nvidia
-from elastic_core.host.devices.machine import NVML, Device, Machine
+from elastic_core.errors import UsageError
+from elastic_devices.inventory import AMD_PLACE, INTEL_PLACE, NVIDIA_PLACE, NVML, Device, Machine, amd, intel, nvidia
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +21,17 @@ class Visible:
     device: Device  # the accelerator, or the GPU that it is a part of
 
 
-def local_world_size(text: str, environ: Mapping[str, str], machine: Machine) -> int:
-    """Return the number of workers that ``--nproc_per_node=auto``, ``cpu``, ``gpu`` or ``xpu`` means here, at least 1.
+def count_workers(word: str, environ: Mapping[str, str], machine: Machine) -> int:
+    """Return the number of workers that ``--nproc_per_node=auto``, ``gpu`` or ``xpu`` means here, at least 1.
 
     Raises:
-        UsageError: ``text`` is another word, or nothing of its kind is visible.
+        UsageError: Nothing of its kind is visible.
     """
-    match text:
-        case "cpu":
-            return len(machine.affinity())
-        case "gpu":
-            count = len(gpus(environ, machine))
-        case "xpu":
-            count = len(xpus(environ, machine))
-        case "auto":
-            return len(gpus(environ, machine)) or len(_discrete(environ, machine)) or len(machine.affinity())
-        case _:
-            raise UsageError(
-                f"--nproc_per_node {text!r} is neither a whole number nor one of {', '.join(DEVICES)}."
-                f"{did_you_mean(text, DEVICES)}"
-            )
+    if word == "auto":
+        return len(gpus(environ, machine)) or len(_discrete(environ, machine)) or len(machine.affinity())
+    count = len(gpus(environ, machine) if word == "gpu" else xpus(environ, machine))
     if count == 0:
-        raise _none(text, environ, machine)
+        raise _none(word, environ, machine)
     return count
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.host.devices.machine import Machine
+from elastic_devices.inventory import Machine
 
 MachineOf = Callable[..., Machine]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from elastic_core.errors import UsageError
-from elastic_core.host.devices.machine import Device, Machine
-from elastic_core.host.devices.visible import (
+from elastic_devices.inventory import Device, Machine
+from elastic_devices.visible import (
     accelerators,
+    count_workers,
     gpus,
-    local_world_size,
     only_device,
     select,
     visible_devices,
@@ -151,34 +151,30 @@ def test_intels_integrated_gpu_counts_only_where_there_is_no_other(machine_of: M
 @pytest.mark.parametrize("text", ["gpu", "auto"])
 @pytest.mark.parametrize(("environ", "workers"), [({}, 3), ({CUDA: "2,0"}, 2), ({CUDA: "1,5,2"}, 1)])
 def test_gpu_and_auto_count_visible_gpus(machine_of: MachineOf, text: str, environ: Environ, workers: int) -> None:
-    assert local_world_size(text, environ, machine_of(nvidia_files(3))) == workers
-
-
-def test_cpu_counts_the_cpus_that_the_agent_may_use(machine_of: MachineOf) -> None:
-    assert local_world_size("cpu", {}, machine_of(nvidia_files(3), cpus=[1, 5, 9, 13, 17])) == 5
+    assert count_workers(text, environ, machine_of(nvidia_files(3))) == workers
 
 
 def test_xpu_counts_intels_gpus_whatever_else_is_there(machine_of: MachineOf) -> None:
     intels = intel_files("0000:03:00.0", "0000:04:00.0")
     machine = machine_of(intels["files"] | nvidia_files(3), links=intels["links"])
-    assert local_world_size("xpu", {}, machine) == 2
-    assert local_world_size("auto", {}, machine) == 3
-    assert local_world_size("auto", {CUDA: ""}, machine) == 2
+    assert count_workers("xpu", {}, machine) == 2
+    assert count_workers("auto", {}, machine) == 3
+    assert count_workers("auto", {CUDA: ""}, machine) == 2
 
 
 def test_auto_counts_cpus_where_no_accelerator_is_visible(machine_of: MachineOf) -> None:
-    assert local_world_size("auto", {CUDA: ""}, machine_of(nvidia_files(3), cpus=range(6))) == 6
+    assert count_workers("auto", {CUDA: ""}, machine_of(nvidia_files(3), cpus=range(6))) == 6
 
 
 def test_auto_takes_no_notice_of_a_gpu_inside_the_processor_but_xpu_does(machine_of: MachineOf) -> None:
     machine = machine_of(**intel_files("0000:00:02.0"))
-    assert local_world_size("auto", {}, machine) == 4
-    assert local_world_size("xpu", {}, machine) == 1
+    assert count_workers("auto", {}, machine) == 4
+    assert count_workers("xpu", {}, machine) == 1
 
 
 def test_gpu_without_any_says_what_was_looked_for(machine_of: MachineOf) -> None:
     with pytest.raises(UsageError) as caught:
-        local_world_size("gpu", {}, machine_of())
+        count_workers("gpu", {}, machine_of())
     assert str(caught.value) == (
         "--nproc_per_node 'gpu': none was found. Looked for NVIDIA's by libnvidia-ml.so.1 and in "
         "/proc/driver/nvidia/gpus (there: 0), AMD's in /sys/class/kfd (there: 0); 0 visible.\n"
@@ -188,17 +184,12 @@ def test_gpu_without_any_says_what_was_looked_for(machine_of: MachineOf) -> None
 
 def test_gpu_with_all_of_them_hidden_names_the_variable_that_hides_them(machine_of: MachineOf) -> None:
     with pytest.raises(UsageError, match=r"\(there: 3\).*; 0 visible, with CUDA_VISIBLE_DEVICES='7,1'"):
-        local_world_size("gpu", {CUDA: "7,1"}, machine_of(nvidia_files(3)))
+        count_workers("gpu", {CUDA: "7,1"}, machine_of(nvidia_files(3)))
 
 
 def test_xpu_without_any_says_what_was_looked_for(machine_of: MachineOf) -> None:
     with pytest.raises(UsageError, match=r"'xpu': none was found\. Looked for Intel's in /sys/class/drm \(there: 0\)"):
-        local_world_size("xpu", {}, machine_of(nvidia_files(1)))
-
-
-def test_another_word_is_refused_with_the_nearest_right_one(machine_of: MachineOf) -> None:
-    with pytest.raises(UsageError, match=r"'gpus' is neither .* auto, cpu, gpu, xpu\. Did you mean 'gpu'\?"):
-        local_world_size("gpus", {}, machine_of())
+        count_workers("xpu", {}, machine_of(nvidia_files(1)))
 
 
 @pytest.mark.parametrize(
@@ -276,11 +267,10 @@ def test_workers_compute_on_gpus_before_xpus(machine_of: MachineOf) -> None:
 def test_this_machine_is_counted_without_torch_or_cuda() -> None:
     count = """
         import os, sys
-        from elastic_core.host.devices.machine import Machine
-        from elastic_core.host.devices.topology import read_topology
-        from elastic_core.host.devices.visible import local_world_size, only_device
-        assert local_world_size("auto", os.environ, Machine()) >= 1
-        assert local_world_size("cpu", os.environ, Machine()) == len(os.sched_getaffinity(0))
+        from elastic_devices.inventory import Machine
+        from elastic_devices.cpus import read_topology
+        from elastic_devices.visible import count_workers
+        assert count_workers("auto", os.environ, Machine()) >= 1
         assert read_topology(os.environ, Machine()).cpus
         maps = open("/proc/self/maps").read()
         print([name for name in ("torch", "libcuda.so", "libcudart") if name in sys.modules or name in maps])

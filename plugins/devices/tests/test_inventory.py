@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic_core.host.devices.inventory import amd, intel, nvidia
-from elastic_core.host.devices.machine import Device, Machine, pci_address
+from elastic_devices.inventory import Device, Machine, amd, intel, nvidia, pci_address
 
 MachineOf = Callable[..., Machine]
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core.host.devices.inventory import nvidia
-from elastic_core.host.devices.machine import Device, Machine
-from elastic_core.host.devices.nvml import PciInfo, nvml_devices
+from elastic_devices.inventory import Device, Machine, PciInfo, nvidia, nvml_devices
 
 LOST, NOT_FOUND, NOT_SUPPORTED, MISMATCH = 15, 6, 3, 18
 

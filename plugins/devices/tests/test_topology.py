@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic_core.host.devices.machine import Machine
-from elastic_core.host.devices.topology import Cpu, Topology, parse_cpus, read_topology
+from elastic_devices.cpus import Cpu, Topology, parse_cpus, read_topology
+from elastic_devices.inventory import Machine
 
 MachineOf = Callable[..., Machine]
 
