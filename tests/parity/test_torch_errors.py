@@ -1,7 +1,7 @@
 """The expectations of torch's own tests of ``@record`` and error files, for torch's decorator and for ours.
 
 torch's are ``errors/api_test`` and ``errors/error_handler_test``. Held elsewhere: what an agent makes of its workers'
-error files, whatever is in them (``core/tests/agent/test_failure_cause_records.py``), failures as callers see them
+error files, whatever is in them (``plugins/causes/tests/test_find_records.py``), failures as callers see them
 (``test_torch_callers.py``), and the launcher's own error file (``tests/test_error_file.py``).
 """
 
