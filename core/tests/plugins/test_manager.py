@@ -20,7 +20,7 @@ from elastic_core.plugins import builtin
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
 from elastic_core.plugins.flags import declared_flags
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.plugins.manager import Plugins, failure_policies, hooks_of, load, load_backend
+from elastic_core.plugins.manager import Plugins, failure_policies, hooks_of, load, load_backend, worker_cpus
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.options import RendezvousOptions, RendezvousParameters
@@ -291,11 +291,11 @@ def test_the_last_registered_has_the_last_word_on_a_variable() -> None:
 
 def test_the_last_registered_that_answers_binds_a_worker() -> None:
     plugins = Plugins()
-    assert plugins.worker_cpus(PROGRAM, ANYWHERE) is None  # type: ignore[arg-type] # unused
+    assert worker_cpus(plugins, PROGRAM, ANYWHERE) is None  # type: ignore[arg-type] # unused
     plugins.register("first", plugin(elastic_worker_cpus=lambda: [0]))
     plugins.register("second", plugin(elastic_worker_cpus=lambda program: frozenset({9, 3})))
     plugins.register("shy", plugin(elastic_worker_cpus=lambda: None))
-    assert plugins.worker_cpus(PROGRAM, ANYWHERE) == [3, 9]  # type: ignore[arg-type] # unused
+    assert worker_cpus(plugins, PROGRAM, ANYWHERE) == [3, 9]  # type: ignore[arg-type] # unused
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_plugin_that_cannot_bind_a_worker_is_an_error(answer: Callable[[], obj
     plugins = Plugins()
     plugins.register("broken", plugin(elastic_worker_cpus=answer))
     with pytest.raises(PluginError, match=message):
-        plugins.worker_cpus(PROGRAM, ANYWHERE)  # type: ignore[arg-type] # unused
+        worker_cpus(plugins, PROGRAM, ANYWHERE)  # type: ignore[arg-type] # unused
 
 
 def test_a_hook_that_raises_names_its_plugin() -> None:

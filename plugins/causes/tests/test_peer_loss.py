@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_causes.peer_loss import is_peer_loss
+from elastic_causes.find import is_peer_loss
 
 GLOO = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.2]:4711"

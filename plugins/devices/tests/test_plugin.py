@@ -12,6 +12,7 @@ from elastic_core import Assignment, RunConfig, UsageError
 from elastic_core.cli.settle import count_workers
 from elastic_core.config import Program, ProgramKind
 from elastic_core.plugins import Plugins, load
+from elastic_core.plugins.manager import worker_cpus
 from elastic_core.protocol.entries import Place
 
 CUDA = "CUDA_VISIBLE_DEVICES"
@@ -54,7 +55,7 @@ def environments(plugins: Plugins) -> list[Mapping[str, str]]:
 
 
 def cpus(plugins: Plugins) -> list[list[int] | None]:
-    return [plugins.worker_cpus(PROGRAM, assignment(rank)) for rank in range(2)]
+    return [worker_cpus(plugins, PROGRAM, assignment(rank)) for rank in range(2)]
 
 
 def test_without_its_flags_workers_keep_devices_and_cpus() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import elastic_core.plugins.manager
-from elastic_causes.peer_loss import is_peer_loss
+from elastic_causes.find import is_peer_loss
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import MAX_RESTARTS, RunConfig
 from elastic_core.incidents import Action, Failure, History, Incident, IncidentKind, Verdict

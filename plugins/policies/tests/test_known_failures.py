@@ -6,15 +6,13 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic_causes import peer_loss
-from elastic_causes.find import find_cause
+from elastic_causes.find import PEER_LOSS_PATTERNS, find_cause
 from elastic_core.incidents import Explanation, FailureClass, Incident, IncidentKind
-from elastic_policies.known_failures import KNOWN_FAILURES, PEER_LOSS_PATTERNS, KnownFailure, alternatives_of, explain
+from elastic_policies.known_failures import KNOWN_FAILURES, KnownFailure, alternatives_of, explain
 
 BY_NAME = {known.name: known for known in KNOWN_FAILURES}
 
@@ -515,7 +513,6 @@ def test_every_row_has_a_sample_a_source_and_one_sentence_of_advice() -> None:
 
 def test_the_rows_of_peers_are_the_patterns_that_tell_a_follower() -> None:
     """elastic-causes and the table know the same texts."""
-    assert PEER_LOSS_PATTERNS == peer_loss.PEER_LOSS_PATTERNS
     rows = "|".join(known.pattern for known in KNOWN_FAILURES if known.failure_class is FailureClass.PEER)
     assert sorted(rows.split("|")) == sorted("|".join(PEER_LOSS_PATTERNS.values()).split("|"))
     for sample in SAMPLES:
@@ -807,9 +804,3 @@ def test_a_rank_that_exited_early_is_not_explained_by_the_failure_that_it_quotes
         kind=IncidentKind.EXITED_EARLY, message="it had finished when rank 0 met ENOSPC: No space left on device"
     )
     assert failed.explanation == Explanation()
-
-
-def test_no_pattern_is_written_twice() -> None:
-    source = (Path(__file__).parents[1] / "src" / "elastic_policies" / "known_failures.py").read_text()
-    for pattern in PEER_LOSS_PATTERNS.values():
-        assert source.count(pattern) == 1

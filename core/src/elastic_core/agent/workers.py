@@ -27,6 +27,7 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, distance_to_cause
 from elastic_core.monitors import PlannedStop, RankFailed, RunningRound, WorkerView
+from elastic_core.plugins.manager import worker_cpus
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen
 from elastic_core.protocol import node_events
@@ -139,7 +140,7 @@ class WorkerGroup:
         with contextlib.suppress(OSError):  # the output reports what it cannot write, and goes on
             make_directories(directory)
         argv, env = plugins.worker_command(config.program, assignment), self.node.environment(assignment)
-        cpus = plugins.worker_cpus(config.program, assignment)
+        cpus = worker_cpus(plugins, config.program, assignment)
         streams = self.output.open(
             rank=assignment.rank,
             local_rank=assignment.local_rank,

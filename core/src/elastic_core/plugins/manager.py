@@ -264,13 +264,6 @@ class Plugins:
             environment.update(self._ask(impl, program=program, assignment=assignment) or {})
         return environment
 
-    def worker_cpus(self, program: Program, assignment: Assignment) -> list[int] | None:
-        """Return the CPUs that one worker may run on; None for those of the agent."""
-        cpus = self.first_answer("elastic_worker_cpus", program=program, assignment=assignment)
-        if cpus is None or (cpus and all(type(cpu) is int for cpu in cpus)):
-            return cpus and sorted(cpus)
-        raise PluginError(f"A plugin answers elastic_worker_cpus with {cpus!r}, which are no CPUs.")
-
     def first_answer(self, hook: str, **facts: object) -> Any:
         """Return the last registered plugin's answer that is not None; None where no plugin answers."""
         answers = (self._ask(impl, **facts) for impl in self.implementations(hook))
@@ -325,6 +318,14 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
 
         plugins.agreed_flags = check_given(config, catalogue, plugins.described, plugins.problems)
     return plugins
+
+
+def worker_cpus(plugins: Plugins, program: Program, assignment: Assignment) -> list[int] | None:
+    """Return the CPUs that one worker may run on; None for those of the agent."""
+    cpus = plugins.first_answer("elastic_worker_cpus", program=program, assignment=assignment)
+    if cpus is None or (cpus and all(type(cpu) is int for cpu in cpus)):
+        return cpus and sorted(cpus)
+    raise PluginError(f"A plugin answers elastic_worker_cpus with {cpus!r}, which are no CPUs.")
 
 
 def failure_policies(plugins: Plugins) -> tuple[str, ...]:

@@ -4,10 +4,8 @@ General layout:
 
 * ``plugin``: the plugin in an agent.
 * ``failure_recorder``: records in a worker the exception that ends it; every Python worker executes this file.
-* ``find``: the cause, from that record, or from stderr where there is none. ``peer_loss``: the texts of a failure that
-  follows from that of another worker.
-* ``evidence``: facts beyond the worker's own report, such as a taken port. ``core_dump``: where the kernel has written
-  a core dump.
+* ``find``: the cause, from that record, or from stderr where there is none.
+* ``evidence``: facts beyond the worker's own report: a wrong address, a taken port, kills for memory, core dumps.
 """
 
 from __future__ import annotations

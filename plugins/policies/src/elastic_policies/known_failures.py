@@ -50,24 +50,6 @@ _XIDS = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _XID = r"nvrm: xid \([^)\n]{1,40}\): "  # NVRM: Xid (PCI:0000:3b:00): 79, pid=…
 
 
-PEER_LOSS_PATTERNS: Mapping[str, str] = {
-    "the kernel: the peer's process has ended": r"connection (closed|reset) by peer|broken pipe",
-    "gloo: the peer does not answer": r"timed out waiting \d{1,12} ?ms for (send|recv)|application timeout caused pair",
-    "gloo: the peer cannot be reached": r"gloo connectfullmesh failed",
-    "gloo: a rank did not come to monitored_barrier": r"failed to pass monitoredb|successfully reached monitoredb",
-    "NCCL: the peer's process has ended": r"ncclremoteerror|remote process exited|peer process terminated",
-    "NCCL: the peer does not answer": r"caught collective operation timeout|operations have failed or timed out",
-    "NCCL: torch has given the group up": r"nccl communicator was aborted|timeout signal from another rank",
-    "TCPStore: the peer does not come": r"socket timeout|wait timeout after \d{1,9} ?ms|/\d{1,6} clients joined",
-    "TCPStore: the peer that holds it is gone": r"failed to recv, got 0 bytes|distnetworkerror",
-}
-"""Texts of a worker whose peer has failed, by their meaning, in lower case; as elastic-causes has them."""
-
-
-def _peer_loss(*meanings: str) -> str:
-    return "|".join(PEER_LOSS_PATTERNS[meaning] for meaning in meanings)
-
-
 KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     # The kernel, the GPU driver and the scheduler -------------------------------------------------------------------
     KnownFailure(
@@ -287,14 +269,15 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "NCCL: a collective timed out",
         FailureClass.PEER,
-        _peer_loss("NCCL: the peer does not answer"),
+        r"caught collective operation timeout|operations have failed or timed out",
         "Find the rank that is behind, by its last step or with py-spy dump; NCCL waits for the slowest rank.",
         "https://github.com/pytorch/pytorch/issues/118369",
     ),
     KnownFailure(
         "NCCL: another rank has ended",
         FailureClass.PEER,
-        _peer_loss("NCCL: the peer's process has ended", "NCCL: torch has given the group up"),
+        r"ncclremoteerror|remote process exited|peer process terminated"
+        r"|nccl communicator was aborted|timeout signal from another rank",
         "Look for the rank that failed first; if none did, the network between the hosts broke.",
         "https://github.com/NVIDIA/nccl/issues/2076",
     ),
@@ -326,13 +309,9 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "torch's store or gloo did not reach another rank",
         FailureClass.PEER,
-        _peer_loss(
-            "TCPStore: the peer does not come",
-            "TCPStore: the peer that holds it is gone",
-            "gloo: the peer does not answer",
-            "gloo: the peer cannot be reached",
-            "gloo: a rank did not come to monitored_barrier",
-        ),
+        r"socket timeout|wait timeout after \d{1,9} ?ms|/\d{1,6} clients joined|failed to recv, got 0 bytes"
+        r"|distnetworkerror|timed out waiting \d{1,12} ?ms for (send|recv)|application timeout caused pair"
+        r"|gloo connectfullmesh failed|failed to pass monitoredb|successfully reached monitoredb",
         "Look for the rank that failed or never came; the hosts must reach each other and MASTER_ADDR on every port.",
         "https://github.com/OpenRLHF/OpenRLHF/issues/1040",
     ),
@@ -348,7 +327,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "the connection to another rank broke",
         FailureClass.PEER,
-        _peer_loss("the kernel: the peer's process has ended"),
+        r"connection (closed|reset) by peer|broken pipe",
         "Look for the rank that failed first; if none did, the network between the hosts broke.",
         "https://github.com/pytorch/pytorch/issues/75512",
     ),

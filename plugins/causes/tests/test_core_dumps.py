@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_causes.core_dump import core_file_glob, describe_core_dump
+from elastic_causes.evidence import core_file_glob, describe_core_dump
 
 
 @pytest.mark.parametrize(
