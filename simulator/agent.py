@@ -227,7 +227,7 @@ class SimAgent:
 
     def _run(self) -> tuple[int, str]:
         world, plan = self.host.world, self.host.world.plan
-        config = world.config
+        config = config_of(plan)
         agreement = Agreement(
             min_nodes=plan.min_nodes,
             max_nodes=plan.max_nodes,

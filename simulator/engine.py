@@ -7,12 +7,12 @@ breaks ties by order of arrival, so one plan always leads to one course of event
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import TimeoutError
-from heapq import heappop, heappush
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -134,7 +134,7 @@ class Hub:
 
     def at(self, when: float, function: Callable[..., None], *args: Any) -> None:
         """Call a function at an instant; calls at one instant run in the order of their registration."""
-        heappush(self._due, (when, next(self._order), function, args))
+        heapq.heappush(self._due, (when, next(self._order), function, args))
 
     def task(self) -> Task:
         """Return the task of the thread that is running."""
@@ -149,20 +149,20 @@ class Hub:
         self.at(self.now, task.wake, 0)
         return task
 
-    def run(self, until: float, violations: Sequence[object] = ()) -> None:
-        """Run the events that are due, until an instant, or until there is a violation.
+    def run(self, until: float, finished: Callable[[], bool]) -> None:
+        """Run the events that are due, until an instant, or until ``finished`` returns True.
 
         Raises:
             Livelock: The plan has more events than any job needs.
         """
         due = self._due
-        while due and due[0][0] <= until and not violations:
-            self.now, _, function, args = heappop(due)
+        while due and due[0][0] <= until and not finished():
+            self.now, _, function, args = heapq.heappop(due)
             self.events += 1
             if self.events > MOST_EVENTS:
                 raise Livelock(f"{MOST_EVENTS} events")
             function(*args)
-        if not violations:
+        if not finished():
             self.now = until
 
     def close(self) -> None:
@@ -178,8 +178,6 @@ class Hub:
 
 class Condition:
     """Replacement of ``threading.Condition``. Threads switch only where they block, so its lock is always free."""
-
-    __slots__ = ("_hub", "_waiting")
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub

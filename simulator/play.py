@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulator import assumption_faults, faults, liveness, outages
@@ -47,9 +48,9 @@ def play(plan: Plan, *, traced: bool = False) -> Outcome:
         hub.at(fault.at, faults.inject, world, fault)
     violations = world.checker.violations
     try:
-        hub.run(plan.faults_end_at, violations)
+        hub.run(plan.faults_end_at, lambda: bool(violations))
         if plan.liveness and not violations:
-            _watch(world)
+            _watch(world, lambda: bool(violations))
     except Livelock as exc:
         world.checker.fail("livelock", f"{exc}: {liveness.describe(world)}")
     finally:
@@ -60,21 +61,20 @@ def play(plan: Plan, *, traced: bool = False) -> Outcome:
     return Outcome(violation, world.coverage, lines, world.checker.broken, overlaps, hub.now, hub.events)
 
 
-def _watch(world: World) -> None:
+def _watch(world: World, stopped: Callable[[], bool]) -> None:
     """End all faults, and wait until the job reaches its final state."""
-    hub, violations = world.hub, world.checker.violations
-    before = len(world.checker.rounds), world.checker.leaders
+    hub, before = world.hub, (len(world.checker.rounds), world.checker.leaders)
     faults.heal(world)
     deadline, arrived = hub.now + liveness.deadline_seconds(world), False
-    while not violations and hub.now < deadline:
+    while not stopped() and hub.now < deadline:
         if world.plan.replace_agents and not world.checker.verdicts:
             faults.start_missing_agents(world)
-        hub.run(hub.now + POLL_SECONDS, violations)
+        hub.run(hub.now + POLL_SECONDS, stopped)
         if churn := liveness.churn(world, *before):
             world.checker.fail("P5", f"{churn} since everything is well: {liveness.describe(world)}")
         if arrived := liveness.is_reached(world):
             return
-    if not arrived and not violations:
+    if not arrived and not stopped():
         world.checker.fail(
             "P1", f"{liveness.deadline_seconds(world):g} s after everything is well: {liveness.describe(world)}"
         )

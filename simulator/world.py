@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastic_core.protocol.roster import Slots
 from simulator import health_checks, slot_rules
-from simulator.agent import SimAgent, config_of
+from simulator.agent import SimAgent
 from simulator.assumptions import ASSUMPTIONS
 from simulator.channel import Channel
 from simulator.checker import Checker
@@ -148,8 +148,6 @@ class World:
 
     def __init__(self, plan: Plan, *, traced: bool = False) -> None:
         self.plan = plan
-        self.config = config_of(plan)
-        """The settings of all agents."""
         self.hub = Hub(plan.seed)
         self.coverage: Counter[str] = Counter()
         """Number of times that each rule and each fault was covered."""

@@ -63,7 +63,7 @@ def entries(
     for fault in plan.faults:
         world.hub.at(fault.at, faults.inject, world, fault)
     try:
-        world.hub.run(seconds, world.checker.violations)
+        world.hub.run(seconds, lambda: bool(world.checker.violations))
     finally:
         world.hub.close()
     assert not world.checker.violations

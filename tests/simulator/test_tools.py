@@ -157,7 +157,7 @@ def test_a_wait_lasts_for_its_time_by_its_own_clock() -> None:
             heard.append((round(hub.now, 3), condition.wait(2.0)))
 
     hub.start(process, body)
-    hub.run(10.0)
+    hub.run(10.0, lambda: False)
     assert heard == [(0.0, False)]
     assert process.tasks[0].done
     hub.close()
@@ -177,7 +177,7 @@ def test_a_frozen_process_goes_on_when_it_is_thawed() -> None:
     hub.at(1.0, setattr, process, "frozen", True)
     hub.at(2.0, condition.notify)
     hub.at(5.0, process.resume, hub)
-    hub.run(10.0)
+    hub.run(10.0, lambda: False)
     assert woken == [5.0]
     hub.close()
 
@@ -194,6 +194,6 @@ def test_threads_that_still_wait_at_the_end_are_ended() -> None:
             ended.append("it")
 
     hub.start(process, body)
-    hub.run(1.0)
+    hub.run(1.0, lambda: False)
     hub.close()
     assert ended == ["it"]
