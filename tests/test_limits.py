@@ -66,6 +66,12 @@ def test_core_and_its_packages_only_shrink() -> None:
     check(found, LIMITS["lines"], "the lines of core", SLACK)
 
 
+def test_distributions_only_shrink() -> None:
+    """A new distribution brings its own figure. ``all`` has core and the examples' distributions, too."""
+    found = {source.parent.name: lines_below(source) for source in PLUGINS}
+    check({**found, "all": sum(map(lines_below, (CORE, *PLUGINS, *EXAMPLES)))}, LIMITS["distributions"], "lines", SLACK)
+
+
 def test_the_agent_is_made_of_few_modules() -> None:
     found = {package: len([*(CORE / package).rglob("*.py")]) for package in LIMITS["number_of_modules"]}
     check(found, LIMITS["number_of_modules"], "the number of modules")

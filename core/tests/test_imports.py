@@ -28,8 +28,6 @@ NOT_IN_AN_AGENT = {
     "secrets": "imports _hashlib: use os.urandom",
     "ssl": "OpenSSL's library; only a store with TLS needs it",
     "elastic_policies.known_failures": "only a job that failed needs it",
-    "elastic_devices": "only a run that loads the plugin needs it",
-    "elastic_devices.inventory": "only a job that counts its devices needs it",
 }
 NOT_IN_A_WARDEN = {
     "typing": "0.6 MB: import it for type checkers only",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -289,7 +290,8 @@ def test_the_last_registered_has_the_last_word_on_a_variable() -> None:
     assert environment == {"RANK": "0", "OMP_NUM_THREADS": "8"}
 
 
-def test_the_last_registered_that_answers_binds_a_worker() -> None:
+def test_the_last_registered_that_answers_binds_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(16)})
     plugins = Plugins()
     assert worker_cpus(plugins, PROGRAM, ANYWHERE) is None  # type: ignore[arg-type] # unused
     plugins.register("first", plugin(elastic_worker_cpus=lambda: [0]))
@@ -301,8 +303,11 @@ def test_the_last_registered_that_answers_binds_a_worker() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda: (), r"A plugin answers elastic_worker_cpus with \(\), which are no CPUs\."),
-        (lambda: ["0"], r"with \['0'\], which are no CPUs"),
+        (lambda: (), r"The answer to elastic_worker_cpus, \(\), has no CPUs(?s:.*)It is by the plugin 'broken'"),
+        (lambda: ["0"], r"\['0'\], has no CPUs"),
+        (lambda: 0, "elastic_worker_cpus, 0, has no CPUs"),
+        (lambda: (cpu for cpu in [0]), "<generator .*>, has no CPUs"),
+        (lambda: [9999], r"\[9999\], has no CPUs, or not only such as the agent may run on"),
         (lambda: int("hpu"), "The plugin 'broken' raised in elastic_worker_cpus: ValueError: invalid literal"),
     ],
 )

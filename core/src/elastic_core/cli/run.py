@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from elastic_core.cli import interrupt
 from elastic_core.cli.option import ORIGINS, FlagCommand, FlagOption, candidates
 from elastic_core.cli.settle import FLAGS, Flags, configure, outline, plugins_named
-from elastic_core.config.environment import FLAG_PREFIX
+from elastic_core.config.environment import FLAG_PREFIX, flag_variable
 from elastic_core.config.flag import Flag, arrange
 from elastic_core.distributions import brought, described, may_bring
 from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_mean, how_to_install
@@ -94,7 +94,8 @@ class RunCommand(FlagCommand):
             _refuse_missing(candidates(exc.option_name.lstrip("-"), brought("flags").keys() - declared.keys()))
             raise
         if others and not ctx.resilient_parsing:
-            _refuse_missing(variables & (brought("flags").keys() - declared.keys()))
+            missing = variables & (brought("flags").keys() - declared.keys())
+            _refuse_missing({name for name in missing if os.environ[flag_variable(name)] not in ("", "0")})
         values = {name: ctx.params.pop(name, flag.value) for name, flag in declared.items()}
         if settings := {name: value for name, value in values.items() if value != declared[name].value}:
             ctx.params["settings"] = settings
@@ -247,8 +248,9 @@ def run(warden: Warden | None, **flags: Any) -> int:
         start.begin_starter(early := outline(given, os.environ, installed), warden)
     _prefix_logging()
     catalogue = installed()
-    given = with_defaults(given, os.environ, warn, catalogue)
-    if (known := outline(given, os.environ, installed)) != early:
+    before, given = given, with_defaults(given, os.environ, warn, catalogue)
+    known = outline(given, os.environ, installed) if early is None or given != before else early
+    if known != early:
         start.begin_starter(known, warden)
     from elastic_core.plugins.manager import load, load_backend
 

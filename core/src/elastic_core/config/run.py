@@ -81,7 +81,8 @@ class PlainSettings:
         ("N", parse.count_from_zero, "0"),
     )
     nproc_per_node: int | str = JOB.flag(
-        "Workers on this node; nodes may differ. A word counts devices: auto takes GPUs, else cores.",
+        "Workers on this node; nodes may differ. A word counts devices: auto takes GPUs, else cores. All but cpu need "
+        "a plugin.",
         ("N|auto|cpu|gpu|xpu", parse.workers, "1"),
     )
     role: str = JOB.flag("The role of the workers, which they find in ROLE_NAME.", ("NAME", parse.role, "default"))

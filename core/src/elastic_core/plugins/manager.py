@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -323,9 +323,16 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
 def worker_cpus(plugins: Plugins, program: Program, assignment: Assignment) -> list[int] | None:
     """Return the CPUs that one worker may run on; None for those of the agent."""
     cpus = plugins.first_answer("elastic_worker_cpus", program=program, assignment=assignment)
-    if cpus is None or (cpus and all(type(cpu) is int for cpu in cpus)):
-        return cpus and sorted(cpus)
-    raise PluginError(f"A plugin answers elastic_worker_cpus with {cpus!r}, which are no CPUs.")
+    if cpus is None:
+        return None
+    own = os.sched_getaffinity(0)
+    if isinstance(cpus, Collection) and cpus and all(type(cpu) is int and cpu in own for cpu in cpus):
+        return sorted(cpus)
+    names = [plugins.described[impl.plugin] for impl in plugins.implementations("elastic_worker_cpus")]
+    raise PluginError(
+        f"The answer to elastic_worker_cpus, {cpus!r}, has no CPUs, or not only such as the agent may run on.",
+        hint=f"It is by the {' or '.join(names)}. The agent's: {sorted(own)}.",
+    )
 
 
 def failure_policies(plugins: Plugins) -> tuple[str, ...]:

@@ -36,16 +36,20 @@ class Devices:
         """Give each worker its device and CPUs, or raise UsageError before anything is started."""
         if not config.settings:
             return
-        from elastic_devices.cpus import read_topology, worker_cpus
         from elastic_devices.flags import NUMA_BINDING, VIRTUAL_LOCAL_RANK
+
+        mode, virtual = config.of(NUMA_BINDING), config.of(VIRTUAL_LOCAL_RANK)
+        if mode is None and not virtual:
+            return
+        from elastic_devices.cpus import read_topology, worker_cpus
         from elastic_devices.inventory import Machine
         from elastic_devices.visible import only_device
 
         workers, machine = config.nproc_per_node, Machine()
-        if config.of(VIRTUAL_LOCAL_RANK):
+        if virtual:
             devices = [only_device(local_rank, os.environ, machine) for local_rank in range(workers)]
             self._variables = [{"LOCAL_RANK": "0", **device} for device in devices]
-        if (mode := config.of(NUMA_BINDING)) is not None:
+        if mode is not None:
             topology = read_topology(os.environ, machine)
             self._cpus = [worker_cpus(mode, local_rank, workers, topology) for local_rank in range(workers)]
 

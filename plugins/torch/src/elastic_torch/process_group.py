@@ -81,19 +81,5 @@ def _leave() -> None:
         # Where DDP has the last reference, the group's destructor joins threads that may want the interpreter's lock
         # from the one who joins them (torch 2.13). So one reference stays until the process is gone.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
-    if not _ended_by_exception():
+    if getattr(sys, "last_value", None) is None:  # no exception was printed, so none has ended the program
         dist.destroy_process_group()
-
-
-def _ended_by_exception() -> bool:
-    """Return True if an exception with a printed traceback has ended the main program of this process.
-
-    The traceback of such an exception begins at the bottom of the stack, in the program or in ``runpy``; one from a
-    callback of C code or an interactive console does not.
-    """
-    error = getattr(sys, "last_value", None)
-    if not isinstance(error, BaseException) or error.__traceback__ is None:
-        return isinstance(error, SyntaxError)
-    frame = error.__traceback__.tb_frame
-    name = frame.f_globals.get("__name__")
-    return frame.f_back is None and (name == "runpy" or (name == "__main__" and frame.f_code.co_name == "<module>"))

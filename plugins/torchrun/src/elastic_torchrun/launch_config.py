@@ -251,7 +251,7 @@ def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, A
             f"{reserved[0]} is no flag of a LaunchConfig.", hint="Its arguments have it under another name."
         )
     mode, virtual = _numa_mode(config.numa_options), config.virtual_local_rank
-    of_plugin = {*([] if mode is None else [_NUMA]), *([_VIRTUAL] if virtual else [])}
+    of_plugin = {*([] if mode is None else [_NUMA]), *([] if virtual in (False, 0) else [_VIRTUAL])}
     others = (config.flags.keys() - _FLAGS.keys()) | of_plugin
     declared = declared_flags(catalogue) if others else {}
     for name in sorted(others - declared.keys()):
@@ -260,7 +260,7 @@ def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, A
     values = {name: value for name, value in {**own, **config.flags}.items() if name not in _OTHERWISE}
     for name in _FILTERS:
         values[name] = tuple(values[name] or ())
-    if virtual:
+    if _VIRTUAL in of_plugin:
         values[_VIRTUAL] = virtual
     found = {name: {**_FLAGS, **declared}[name].accept(value) for name, value in values.items()}
     if mode is not None:

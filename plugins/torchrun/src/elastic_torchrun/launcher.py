@@ -52,7 +52,8 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     flags = Flags(**command.make_context("elastic run", [*arguments]).params)
     if flags.logs_specs is not None:
         raise UsageError(f"--logs_specs {flags.logs_specs!r} names a class of torch's, which Elastic does not use.")
-    known, catalogue, named = outline(flags, os.environ), Catalogue.read(), plugins_named(flags, os.environ)
+    catalogue, named = Catalogue.read(), plugins_named(flags, os.environ)
+    known = outline(flags, os.environ, lambda: catalogue)
     backends = dict[str, Plugins]()
 
     def options_of(name: str) -> RendezvousOptions:
