@@ -307,9 +307,9 @@ def elastic_count_workers(word: str, environ: Mapping[str, str]) -> int | None:
     """Return the number of workers that a word of ``--nproc_per_node`` means on this node, from 1 to 4,096.
 
     Called in ``elastic run``, for the plugin of the group ``elastic.worker_counts`` only whose entry point has the name
-    of the word (``hpu = "elastic_gaudi.plugin"``; a letter comes first, and ``cpu`` is core's), on the main thread,
-    before anything is started, and again if a scheduler's defaults change the launch, which waits for it. ``environ``
-    is the agent's environment, which may hide devices from workers. ``--no_plugin`` does not leave off a word.
+    of the word (``hpu = "elastic_gaudi.plugin"``; ``cpu`` is core's), on the main thread, before anything is started,
+    and again if a scheduler's defaults change the launch. ``--no_plugin`` does not leave off a word. The variables of
+    ``environ``, the agent's environment, may hide devices from workers.
 
     Raises:
         UsageError: There is nothing of its kind here. Ends the run with exit code 2.

@@ -1,7 +1,4 @@
-"""The plugin: it counts workers by devices, and gives each worker its accelerator and its CPUs.
-
-Every run imports it, so what looks at devices is imported when a word or a flag asks for it.
-"""
+"""The plugin, which every run imports: what looks at devices is imported when a word or a flag asks for it."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ NOT_LOADED = "a model or a checkpoint could not be loaded"
 _XIDS = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _XID = r"nvrm: xid \([^)\n]{1,40}\): "  # NVRM: Xid (PCI:0000:3b:00): 79, pid=…
 
-
 KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     # The kernel, the GPU driver and the scheduler -------------------------------------------------------------------
     KnownFailure(

@@ -5,22 +5,6 @@ memory that agents hold, ``disk`` the checkpoints, and ``version`` what orders b
 process group from a worker's environment. ``error_file`` has ``@record``, whose error tells the newest step.
 ``flight_recorder`` reads at which collective a hang is. ``plugin`` has the hooks that core asks in a worker.
 
-What is there twice, since one of it would lose something:
-
-* Tiers in memory. Of a state that all ranks have (``memory.tier``), each rank goes on from a snapshot of its own, with
-  its own random numbers. Of a sharded one (``memory.sharded``) any set of all parts will do, which may be cut anew.
-* Copies of a state. Memory has one block that JSON describes, readable by the next process (``memory.buffers``). The
-  disk's (``disk.disk``) keeps dicts and DTensors for torch's planners, with values that only pickle can keep.
-* Ways for bytes. Parts go from rank to rank beside the training (``state_exchange.Transport``), and a whole state to
-  many new ranks by a broadcast, where receivers pass it on (``memory.tier.hand_over``). Files are broadcast in pieces,
-  since memory need not have room for one, and past errors of a receiver's disk (``disk.loader``). What each commit
-  gathers goes through ``state_exchange.Peers``, which waits in gloo: ``Transport`` looks every 5 ms.
-* Agreements. ``disk.collective`` brings exceptions of one rank to all, by pickle, as torch does with its plans. No
-  other message is unpickled: ``memory.tier`` chooses, and ``memory.sharded.plan`` plans, by what ``Peers`` gathers.
-* Storages (``disk.storage``). A directory has locks and atomic renames, a URL has neither.
-* Names of a run. Memory takes the launcher's (``version.Place``). To a checkpoint directory each start under torchrun
-  is a run by itself (``disk.fence.Identity``), since two jobs there may have the same id.
-
 Names are imported when they are first used: ``import elastic_torch`` itself costs nothing.
 """
 
