@@ -18,12 +18,16 @@ from torch.distributed.run import get_args_parser
 
 from elastic_core.cli.option import candidates
 from elastic_core.cli.settle import FLAGS
+from elastic_core.plugins.entry_points import Catalogue
+from elastic_core.plugins.flags import declared_flags
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "migrating.md").read_text()
 OURS = [line for line in PAGE.splitlines() if line.startswith("elastic run ")]
 THEIRS = ["torchrun", "python -m torchelastic.distributed.launch", "python -m bagua.distributed.run", "torchrun"]
 PROGRAMS = {step.path: step.text for step in steps((DOCS / "python_api.md").read_text()) if isinstance(step, File)}
+EVERY = [*FLAGS, *declared_flags(Catalogue.read(), [flag.name for flag in FLAGS]).values()]
+"""The flags of core and of plugins."""
 NAMES = {
     option.lstrip("-").replace("_", "-")
     for action in get_args_parser()._actions
@@ -72,7 +76,7 @@ def test_the_table_has_every_flag_of_torchruns_and_so_has_the_command_line() -> 
     rows = re.findall(r"^\| ((?:`-[-\w]+`(?:, )?)+) \| (same|better|none) \| ?(.*?) ?\|$", PAGE, re.MULTILINE)
     table = {name: (kind, why) for flags, kind, why in rows for name in re.findall(r"--([-\w]+)", flags)}
     assert set(table) == NAMES
-    assert {str(flag.name).replace("_", "-") for flag in FLAGS} >= NAMES
+    assert {str(flag.name).replace("_", "-") for flag in EVERY} >= NAMES
     assert [name for name, (kind, why) in table.items() if kind != "same" and not why.strip()] == []
 
 
@@ -129,7 +133,7 @@ def test_the_training_script_of_the_page_goes_on_from_the_newest_nodes_own_check
 def test_a_flag_that_torchrun_takes_cut_short_is_the_same_one_here() -> None:
     """One letter is too short here; and with ``--no_p`` it might be ``--no_plugin`` that is meant."""
     parser = get_args_parser()
-    names = {text.lstrip("-") for flag in FLAGS for text in (flag.name, flag.short, flag.off) if text}
+    names = {text.lstrip("-") for flag in EVERY for text in (flag.name, flag.short, flag.off) if text}
     spellings = {text[2:] for action in parser._actions for text in action.option_strings if text.startswith("--")}
     for token in {text[:length] for text in spellings - {"help"} for length in range(2, len(text))}:
         matching = parser._get_option_tuples(f"--{token}")

@@ -107,7 +107,7 @@ def test_every_mutant_that_is_listed_as_equivalent_has_a_reason() -> None:
 
 def test_mutants_are_tried_by_tests_and_then_by_plans(tmp_path: Path) -> None:
     results = tmp_path / "results"
-    options = ["succession", "--only=takeover_at: ", "--plans=40", "--jobs=2", f"--results={results}"]
+    options = ["failure_detector", "--only=takeover_at: ", "--plans=40", "--jobs=2", f"--results={results}"]
     command = [sys.executable, "-m", "mutation", *options, "--tests=core/tests/protocol/test_members.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "harness")}
     first = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -119,4 +119,4 @@ def test_mutants_are_tried_by_tests_and_then_by_plans(tmp_path: Path) -> None:
     ]
     again = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert "to try" not in again.stdout, "what is known is not tried again"
-    assert f"succession {len(tried):>10}" in again.stdout
+    assert f"failure_detector {len(tried):>8}" in again.stdout

@@ -21,6 +21,7 @@ DETAIL_MAX_CHARACTERS = 4096
 CODE_MAX_CHARACTERS = 120  # of the source line of a frame that is shown
 EXCEPTION_EXIT_CODE = 1  # of a program that an exception has ended
 
+_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = r"(?:\[[\w-]*\d+\]: ?)*"  # torch puts "[rank0]: " before each line, and twice in a group that was made twice
 _FRAME = re.compile(rf'{_PREFIX}\s+File "(?P<file>[^"]+)", line (?P<line>\d+|\?\?\?)(?:, | )in (?P<function>\S.*)')
 _SOURCE = re.compile(rf"{_PREFIX}\s+(?P<code>\S.*)")
@@ -123,6 +124,15 @@ def one_line(text: str) -> str:
     """Return the first line of a text that is not blank, in printable characters."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     return "".join(char if char.isprintable() else " " for char in first).strip()
+
+
+def headline(text: str) -> str:
+    """Return the first line of a text that is not blank; after a colon also the next, or the last of a traceback."""
+    lines = [line for line in _STYLE.sub("", text).splitlines() if line.strip()]
+    first = one_line(lines[0]) if lines else ""
+    if first.endswith(":") and len(lines) > 1:
+        first = f"{first} {one_line(lines[-1 if lines[1].startswith('Traceback (') else 1])}"
+    return first[:MESSAGE_MAX_CHARACTERS]
 
 
 def last_line(text: str) -> str:

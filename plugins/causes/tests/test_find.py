@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from elastic_causes.find import Found, find_cause, headline, recorded_cause
-from elastic_core.causes import DETAIL_MAX_CHARACTERS, MESSAGE_MAX_CHARACTERS, TEXT_MAX_CHARACTERS
+from elastic_causes.find import Found, find_cause, recorded_cause
+from elastic_core.causes import DETAIL_MAX_CHARACTERS, MESSAGE_MAX_CHARACTERS, TEXT_MAX_CHARACTERS, headline
 
 CALLSTACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\nValueError: boom\n'
 LIBRARY = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

@@ -19,9 +19,9 @@ from elastic_core.causes import (
     TEXT_MAX_CHARACTERS,
     Cause,
     EndedWorker,
+    headline,
     last_line,
     last_lines,
-    one_line,
 )
 from elastic_core.config.environment import inheritable
 from elastic_core.config.program import ProgramKind
@@ -207,7 +207,7 @@ class Worker:
 def plain_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str) -> Cause:
     """Return the cause that needs no plugin: what a script wrote with ``@record``, or else the last line of stderr."""
     recorded = as_torchs(error_file, exit_code) if exit_code >= 0 else {}
-    said = one_line(message_of(recorded))[:MESSAGE_MAX_CHARACTERS] or last_line(stderr)
+    said = headline(message_of(recorded)) or last_line(stderr)
     detail = last_lines(stderr.encode(), DETAIL_MAX_CHARACTERS)
     return Cause(message=said, text=detail[-TEXT_MAX_CHARACTERS:], detail=detail, record=recorded)
 

@@ -26,6 +26,7 @@ from elastic_core.causes import (
     TEXT_MAX_CHARACTERS,
     Cause,
     Frame,
+    headline,
     last_line,
     last_lines,
     one_line,
@@ -34,7 +35,6 @@ from elastic_core.causes import (
 from elastic_core.progress import step_of_path
 
 ROOT_MAX_CHARACTERS = 240  # of the message of an exception, and of that of the first of its chain
-_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CPP_EXCEPTION = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']{1,200})'")
 _QUOTING = re.compile(
     r"Caught \S{1,200} in [^\n]{1,200}\nOriginal Traceback \(most recent call last\):"  # torch: a DataLoader's worker
@@ -273,15 +273,6 @@ def named_checkpoint(paths: Iterable[str], place: str | None) -> str:
         if base and os.path.basename(path) and path != base:
             return path
     return base if base and base in paths and not os.path.isdir(base) else ""
-
-
-def headline(text: str) -> str:
-    """Return the first line of a text that is not blank; after a colon also the next, or the last of a traceback."""
-    lines = [line for line in _STYLE.sub("", text).splitlines() if line.strip()]
-    first = one_line(lines[0]) if lines else ""
-    if first.endswith(":") and len(lines) > 1:
-        first = f"{first} {one_line(lines[-1 if lines[1].startswith('Traceback (') else 1])}"
-    return first[:MESSAGE_MAX_CHARACTERS]
 
 
 def _message(message: Any) -> tuple[str, str]:

@@ -156,7 +156,5 @@ def _set_aside(path: str, what: str) -> Verdict:
     try:
         os.rename(path, aside)
     except OSError as exc:
-        return Verdict(
-            Action.GIVE_UP, f"{what}; it may be torn, and cannot be set aside: {exc}", policy=TornCheckpoint.NAME
-        )
+        return Verdict(Action.GIVE_UP, f"{what}; it may be torn, and cannot be set aside: {exc}")
     return Verdict(Action.RESTART, f"{what}: it was set aside as {aside}")

@@ -81,5 +81,7 @@ def _leave() -> None:
         # Where DDP has the last reference, the group's destructor joins threads that may want the interpreter's lock
         # from the one who joins them (torch 2.13). So one reference stays until the process is gone.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
-    if getattr(sys, "last_value", None) is None:  # no exception was printed, so none has ended the program
+    error = getattr(sys, "last_value", None)
+    trace = getattr(error, "__traceback__", None)  # of one that ended the program it begins at the bottom of the stack
+    if error is None or isinstance(error, KeyboardInterrupt) or (trace is not None and trace.tb_frame.f_back):
         dist.destroy_process_group()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ Play = Callable[..., tuple[list[dict[str, Any]], str]]
 @pytest.fixture(scope="module")
 def play() -> Iterator[Play]:
     """Plays scenes, for which torch is imported once."""
-    theatre = subprocess.Popen([sys.executable, SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    theatre = subprocess.Popen([sys.executable, SCRIPT], stdin=pipe, stdout=pipe, text=True, start_new_session=True)
 
     def play(folder: Path, scene: str, *worlds: int) -> tuple[list[dict[str, Any]], str]:
         """Return the reports of the ranks, by act and rank, and their log."""
@@ -38,7 +40,10 @@ def play() -> Iterator[Play]:
         return sorted(reports, key=lambda facts: (facts["act"], facts["rank"])), log
 
     with theatre:
-        yield play
+        try:
+            yield play
+        finally:  # also the ranks of a scene that hangs
+            os.killpg(theatre.pid, signal.SIGKILL)
 
 
 def nodes(folder: Path, act: int, *names: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from elastic_core.causes import one_line
+from elastic_core.causes import headline
 from elastic_core.config import Program, ProgramKind, RunConfig, name as name_of
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import ExitCode, describe_exit, signal_name, signalled
@@ -56,7 +56,7 @@ class ProcessFailure:
             self.error_file = NOT_AVAILABLE
             return
         self.error_file_data, self.timestamp = shown, _recorded_at(data)
-        self.message = one_line(message_of(data))
+        self.message = headline(message_of(data))
 
     def signal_name(self) -> str:
         """``SIGKILL``; ``<N/A>`` where no signal ended it."""

@@ -74,7 +74,7 @@ class Claim:
 
 
 def number(claims: Iterable[Claim], me: Identity, root: str) -> int:
-    """Return my run's number in this directory; raise CheckpointRefusedError if a later turn is there. Pure."""
+    """Return my run's number here, or a new one; raise CheckpointRefusedError if a later turn is there. Pure."""
     known = list(claims)
     newest = max(known, key=lambda claim: claim.turn, default=None)
     if newest is None:

@@ -234,7 +234,7 @@ class LocalStorage:
         os.link(self._root / source, self._root / target)
 
     def publish(self, staging: str, name: str) -> str:
-        """Publish a folder as the checkpoint ``name``; return its name, or raise FileExistsError if there is one."""
+        """Publish a folder as checkpoint ``name``; return the folder's name then, or raise FileExistsError if taken."""
         _sync(self._root / staging)
         try:
             os.rename(self._root / staging, self._root / name)  # onto a folder with files in it: refused, atomically

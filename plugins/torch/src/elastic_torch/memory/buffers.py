@@ -261,7 +261,7 @@ def adopted(name: str) -> Buffer | None:
 
 
 def leave_note(name: str, text: bytes, timeout: float = NOTE_ANSWER) -> None:
-    """Leave a note, in place of an earlier one of this name; raise ResourceError if the agent does not keep it."""
+    """Leave a note, in place of one of this name; wait ``timeout`` s; ResourceError if the agent does not keep it."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(fd, text)

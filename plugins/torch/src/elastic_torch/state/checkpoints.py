@@ -116,7 +116,7 @@ class Checkpoints:
             future.add_done_callback(lambda done: self._saved(step) if done.exception() is None else None)
 
     def newest(self) -> AnyCheckpoint | None:
-        """Return the newest checkpoint by its name; raise CheckpointError if none of them loads. Collective."""
+        """Return the newest checkpoint by its name, None without any; CheckpointError if none loads. Collective."""
         return None if self._tier is None else self._tier.newest(verify=False)
 
     def newer_than(self, snapshot: Stamp | None, load: Callable[[DiskTier], AnyLoaded | None]) -> AnyLoaded | None:

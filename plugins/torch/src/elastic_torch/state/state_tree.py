@@ -231,7 +231,7 @@ def form_of(state: Mapping[str, Any]) -> str:
 
 
 def restored(form: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state of this form with a checkpoint's tensors (keys may be texts); raise ValueError without one."""
+    """Return a state of this form with a checkpoint's tensors (keys may be texts); ValueError names what lacks one."""
     state = _filled(json.loads(form), saved, "state")
     if not isinstance(state, dict):
         raise ValueError(f"{form!r:.80} is no form of a state")
