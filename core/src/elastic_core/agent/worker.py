@@ -215,7 +215,7 @@ def plain_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str) -> C
 def killed_by(sent: Signal, cause: Cause) -> Cause:
     """Return the cause of a worker that a signal has ended which a monitor had sent it."""
     message = f"was sent {signal_name(sent.signum)} because {sent.why}"
-    return replace(cause, message=message, exception="", checkpoint="")
+    return replace(cause, message=message, exception="", checkpoint="", kind=IncidentKind.WORKER_FAILED)
 
 
 def error_file(directory: Path, number: int, rank: int) -> Path:
