@@ -11,8 +11,8 @@ General layout:
   channels. ``fd_store``: memory files that outlive workers. ``worker_store``: the store that a node offers to them.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` gives them their shape, and ``console``
   writes to the terminal.
-* ``rescue``: has plugins write to disk what is only in memory, once a node has left. ``probing``: which peers can be
-  reached after a failure, and whether the job has gone on without this node.
+* ``rescue``: has plugins write the training state that is only in memory to disk after the agent has ended.
+  ``probing``: the peers that can be reached after a failure, and whether the job has gone on without this node.
 * ``launcher_error_file``: the file in which the launcher tells TorchX why a job failed.
 * ``report``: the events that people read, the counters of the run, and how long a recovery took. ``status``: what the
   agent is waiting for, on SIGQUIT.

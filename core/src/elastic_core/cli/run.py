@@ -179,7 +179,7 @@ def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str]
     with a sentence. ``catalogue`` has the installed plugins.
 
     Raises:
-        UsageError: The plugin says that the command cannot be meant.
+        UsageError: The plugin refuses the command.
         PluginError: The plugin fails.
     """
     context = click.get_current_context(silent=True)

@@ -119,7 +119,7 @@ NOT_TO_HANDLE = {"SIGKILL": "cannot be handled", "SIGSTOP": "cannot be handled",
 
 
 def workers(text: str) -> int | str:
-    """Parse a whole number, at least 1, or a word for what is counted, which a plugin knows."""
+    """Parse a whole number, at least 1, or a word, whose number of workers a plugin returns."""
     if text[:1].isalpha():
         return text
     number = _whole(text, least=1)

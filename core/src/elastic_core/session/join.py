@@ -350,8 +350,8 @@ class LedgerWatch:
     takes part in no round: ``elastic drain`` finds the node by it (L17), and the agent that hosts an embedded store
     waits until it has left the roster.
 
-    ``store`` is what the node reads the ledger over, ``arrival`` what it found there first. The thread calls ``tell``
-    once there is a verdict, or the node is drained.
+    ``store`` is the connection over which the node reads the ledger, ``arrival`` the result of its first reading. The
+    thread calls ``tell`` once there is a verdict, or the node is drained.
     """
 
     def __init__(
@@ -444,7 +444,7 @@ class LedgerWatch:
                     store.enter(node_id, codec.encode_row(self._row))
 
     def _note(self, store: RendezvousBackend, ledger: Ledger) -> bool:
-        """Read what is new, and show in the row that it is read; return whether the node is not to join."""
+        """Read new entries, and write the index of the newest into the row; return True if the node must not join."""
         joining, head = Joining(store, self._applicant, self._runtime), ledger.head
         self._found = joining.verdict_since(self._arrival, ledger)
         if self._found is not None:

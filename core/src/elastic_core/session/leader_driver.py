@@ -290,7 +290,7 @@ class PluginQuestions:
         self._verdict: Future[Verdict] | None = None  # until it is part of the judgement
         self._gone: Future[list[str]] | None = None  # until it was read
         self._ask_gone_at = -math.inf
-        self._question: Question | None = None  # what was to be summed up last
+        self._question: Question | None = None  # the last one whose answers plugins were asked to sum up
         self._index = 0  # of its entry
         self._report: Future[str] | None = None
 

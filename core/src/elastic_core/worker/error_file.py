@@ -95,12 +95,13 @@ def message_of(data: Mapping[str, Any]) -> str:
 def as_torchs(data: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
     """Return an error file as torch's ``@record`` would have written it; {} if it does not explain an exit code.
 
-    That of an exception (``errorCode`` 1) explains any, since the process may crash later. A program may survive an
-    exit with another code, or, with ``errorCode`` 0, the exception of a thread.
+    The exception of the main thread explains any, since the process may crash later. A program may survive an exit, or
+    the exception of a thread (``errorCode`` 0).
     """
-    message = data.get("message")
+    message, member = data.get("message"), data.get(MEMBER)
     code = message.get("errorCode") if MEMBER in data and isinstance(message, dict) else None
-    explains = code in (None, 1, exit_code) or (code == 0 and exit_code > 0)
+    survived = isinstance(member, dict) and member.get("by") == "exit"
+    explains = code in (None, exit_code) or (code == 1 and not survived) or (code == 0 and exit_code > 0)
     if not (explains and message_of(data).strip()):
         return {}
     return {name: value for name, value in data.items() if name != MEMBER}
