@@ -308,8 +308,7 @@ def elastic_count_workers(word: str, environ: Mapping[str, str]) -> int | None:
 
     Called in ``elastic run``, for the plugin of the group ``elastic.worker_counts`` only whose entry point has the name
     of the word (``hpu = "elastic_gaudi.plugin"``; ``cpu`` is core's), on the main thread, before anything is started,
-    and again if a scheduler's defaults change the launch. ``--no_plugin`` does not leave off a word. The variables of
-    ``environ``, the agent's environment, may hide devices from workers.
+    and again if a scheduler's defaults change the launch. ``--no_plugin`` does not leave off a word.
 
     Raises:
         UsageError: There is nothing of its kind here. Ends the run with exit code 2.

@@ -346,9 +346,7 @@ class WorkerGroup:
         self.output.drain([one.streams for one in self.workers], DRAIN_MAX_SECONDS)
         self._look_last()
         self.close()
-        alike = (
-            0 if failure is None else sum(one.failed_alike(self.node, failure, self._after()) for one in self.workers)
-        )
+        alike = sum(one.failed_alike(self.node, failure, self._after()) for one in self.workers) if failure else 0
         self._round.workers.clear()
         self.reports.clear()
         return alike

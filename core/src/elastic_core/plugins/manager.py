@@ -100,7 +100,10 @@ class Plugins:
         for impl in reversed(self.implementations("elastic_configure")):
             self._ask(impl, config=config)
         for impl in reversed(self.implementations("elastic_worker_startup")):
-            self.worker_startup += tuple(map(os.fspath, self._ask(impl) or ()))
+            files = self._ask(impl) or ()
+            if isinstance(files, str) or not all(os.path.isabs(file) and os.pathsep not in file for file in files):
+                raise PluginError(f"The {self.described[impl.plugin]} names no absolute paths to execute: {files!r}.")
+            self.worker_startup += tuple(files)
 
     def implementations(self, *hooks: str) -> list[Implementation]:
         """Return the implementations of these hooks in the order of their calls: the last registered first."""

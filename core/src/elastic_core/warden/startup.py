@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
@@ -30,7 +31,8 @@ def functions_at_end() -> AtEnd:
 
     def call() -> None:
         while functions:
-            functions.pop()()
+            with contextlib.suppress(Exception):  # the others are called all the same
+                functions.pop()()
 
     atexit.register(call)
     return functions.append
@@ -41,19 +43,16 @@ def execute(files: Iterable[str], at_end: AtEnd) -> None:
     loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
     for path in files:
         module = ModuleType(os.path.basename(path).removesuffix(".py"))
-        try:
+        with contextlib.suppress(Exception, SystemExit):  # the program runs all the same
             exec(loader(module.__name__, path).get_code(module.__name__), module.__dict__)
             module.prepare(at_end)
-        except Exception:  # the program runs all the same
-            continue
 
 
 def prepare_worker(argv: Sequence[str], environment: MutableMapping[str, str], files: Sequence[str] = ()) -> None:
     """Have a Python program prepare to write its stacks (``worker/stack_dump.py``), if it takes our ``sitecustomize``.
 
-    It executes ``files`` besides, as of ``elastic_worker_startup``.
-
-    That removes every trace of itself, so the program finds the variables that it would have had.
+    It executes ``files`` besides, as of ``elastic_worker_startup``. The program finds the variables that it would have
+    had without that.
     """
     if environment.get("PYTHONPATH") != "" and _takes_sitecustomize(argv):  # '' could not be told from none later
         before = [environment["PYTHONPATH"]] if "PYTHONPATH" in environment else []

@@ -79,7 +79,7 @@ def _prepare(path: str, *arguments: object) -> None:
     try:
         exec(sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path).get_code(name), module.__dict__)
         module.prepare(*arguments)
-    except Exception:  # such as a module that this interpreter was built without: the program runs all the same
+    except (Exception, SystemExit):  # such as a module that this interpreter lacks: the program runs all the same
         return
 
 
