@@ -80,7 +80,7 @@ def elastic_find_cause(worker: EndedWorker) -> Cause | None:
     """Return why a worker failed; None if that is not known, or if nothing has failed.
 
     Called on the node of a worker that has failed, before the failure is reported; in a separate thread. The recovery
-    waits for each answer, for 0.5 s at most, and asks for each worker: be quick. Called also, with ``exit_code`` None, for a
+    waits for each answer, for 0.5 s at most, so be quick. Called also, with ``exit_code`` None, for each
     worker that runs while its round is broken, which may be about to end because of the same failure or have caused it:
     return the cause that is to end it, None if it has not failed by itself. Called so, too, with the traceback that
     stands last in a worker's stderr, which the console shows in one line if the cause follows from the loss of a peer.
