@@ -102,7 +102,7 @@ class LocalRound:
 class WorkerGroup:
     """The local workers: which process is which rank, and which failure came first.
 
-    Methods are called on the agent's loop. Each wait ends after 0.5 s at the latest, but there may be one for each worker.
+    Methods are called on the agent's loop. Each of their waits, one for each worker at most, ends after 0.5 s.
     """
 
     node: Node
