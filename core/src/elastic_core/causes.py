@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.incidents import IncidentKind
@@ -68,8 +68,9 @@ class Cause:
         text: The texts of the exception and of those that led to it, or what native code wrote last, for
             ``elastic_explain_failure``; at most 1,500 characters.
         kind: WORKER_FAILED, or PORT_TAKEN for a failure that spends no restart.
+        detail: The lines that the report shows; if empty, the end of stderr.
         record: The content of the error file in the form of torch's ``@record``, for the launcher's own error file;
-            empty if the worker has recorded nothing that explains its exit code.
+            empty if the worker has recorded nothing that explains its exit code, None for all that it has recorded.
     """
 
     message: str = ""
@@ -80,7 +81,7 @@ class Cause:
     where: str = ""
     checkpoint: str = ""
     kind: IncidentKind = IncidentKind.WORKER_FAILED
-    record: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,11 +63,16 @@ class Finder:
     """Finds the exception that a worker has printed last, or recorded by its name."""
 
     off = False
+    answer: Cause | None = None  # what it finds, whatever happened
+
+    def __init__(self) -> None:
+        self.asked: list[int | None] = []  # the exit codes of the workers whose causes it was to find
 
     @hookimpl
     def elastic_find_cause(self, worker: EndedWorker) -> Cause | None:
-        if self.off:
-            return None
+        self.asked.append(worker.exit_code)
+        if self.off or self.answer is not None:
+            return self.answer
         line = last_line(worker.stderr)
         if Path(worker.error_file).exists():
             line = json.loads(Path(worker.error_file).read_text())["message"]["message"]
@@ -627,6 +632,16 @@ def test_workers_that_failed_alike_are_counted_at_the_end_of_the_round(node: Nod
         assert not any(map(node.group.handle, node.warden.receive()))
     assert node.group.finish_round(failure) == 2
     assert node.group.finish_round(failure) == 0
+    assert node.finder.asked == [1, 1], "once for each worker"
+
+
+def test_a_cause_that_is_a_message_only_is_reported_with_the_end_of_stderr_and_the_record(node: Node) -> None:
+    node.finder.answer = Cause(message="found")
+    record = '{"message": {"message": "recorded", "extraInfo": {"timestamp": "1"}}}'
+    node.start(f"echo '{record}' > $TORCHELASTIC_ERROR_FILE; echo 'no value' >&2; exit 3")
+    failure = node.failure()
+    assert (failure.message, failure.detail) == ("found", "no value\n")
+    assert (node.group.error_record(failure) or {})["message"]["message"] == "recorded"
 
 
 @pytest.mark.parametrize("recorded", [True, False])

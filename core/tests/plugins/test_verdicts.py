@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from math import inf, nan
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from elastic_core.causes import Cause, EndedWorker
 from elastic_core.events import Event, Level
 from elastic_core.host.identity import installed_versions
 from elastic_core.incidents import Action, Explanation, History, Incident, IncidentKind, Verdict
+from elastic_core.monitors import RunningRound
 from elastic_core.plugins.manager import Plugins
 from elastic_core.plugins.observers import Implementation
 from elastic_core.plugins.verdicts import LONGEST_ADVICE, LONGEST_NAME, LONGEST_REASON
@@ -338,3 +343,50 @@ def test_a_plugin_that_is_slow_to_explain_is_not_asked_again_before_it_has_answe
     may_answer.set()
     plugins.unanswered[slow].result(PATIENCE)
     assert plugins.explain_failure(INCIDENT, "boom", timeout=PATIENCE).explanation == Explanation(name="slow")
+
+
+# Causes --------------------------------------------------------------------------------------------------------------
+
+
+def finds(plugin: str, find: Callable[[EndedWorker], object]) -> Implementation:
+    return Implementation(plugin, "elastic_find_cause", find, ("worker",))
+
+
+def failed(error_file: str = "error.json") -> EndedWorker:
+    """Return a worker that has failed; without an error file only its stderr is to be looked at."""
+    return cast(EndedWorker, SimpleNamespace(error_file=error_file))
+
+
+def test_causes_that_take_long_to_find_are_not_asked_for_again_in_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = These(finds("slow", lambda _: Cause(message="found")))
+    monkeypatch.setattr("elastic_core.plugins.manager.FINDING_SECONDS", 0.0)
+    plugins._finding = -1e-9
+    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="found"), "the first failure of the round"
+    assert plugins.find_cause(failed(), timeout=PATIENCE) is None
+    assert plugins.find_cause(failed(""), timeout=PATIENCE) == Cause(message="found"), "on another thread"
+    (warning,) = plugins.warnings
+    assert re.fullmatch(r"Finding causes took \d+\.\d s \(plugins slow\): no more in this round\.", warning)
+    monkeypatch.undo()
+    plugins.round_starts(RunningRound(2, "", (), Path()))
+    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="found")
+
+
+def test_a_question_about_printed_text_displaces_none_about_a_failure() -> None:
+    may_answer = threading.Event()
+
+    def find(worker: EndedWorker) -> Cause:
+        if not worker.error_file:
+            may_answer.wait(PATIENCE)
+        return Cause(message="found")
+
+    plugins = These(finds("slow", find))
+    assert plugins.find_cause(failed(""), timeout=0.05) is None
+    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="found")
+    may_answer.set()
+
+
+@pytest.mark.parametrize("record", [(), "no", 5])
+def test_a_cause_whose_record_is_no_mapping_does_not_count(record: object) -> None:
+    plugins = These(finds("careless", lambda _: Cause(record=cast(Any, record))))
+    assert plugins.find_cause(failed(), timeout=PATIENCE) is None
+    assert "the cause's record is " in plugins.warnings[0]

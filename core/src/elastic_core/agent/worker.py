@@ -111,6 +111,7 @@ class Worker:
     over: bool = False  # whether it had reported the end of its program when the stop of a broken round began
     sent: int = 0  # the last signal that the warden has sent it to end it
     failed_early: bool = False  # whether it has reported a failure before the warden has reported its start
+    found: tuple[int, Cause] | None = None  # the exit code whose cause was looked for last, and that cause
 
     @property
     def is_running(self) -> bool:
@@ -174,11 +175,15 @@ class Worker:
         )
 
     def cause(self, node: Node, exit_code: int, after: float) -> Cause:
-        """Return why it failed; ``exit_code`` as of :class:`subprocess.Popen`."""
-        ended = self.ended(node, exit_code, after)
-        return node.plugins.find_cause(ended) or plain_cause(
-            exit_code, read_error_file(Path(ended.error_file)), ended.stderr
-        )
+        """Return why it failed; ``exit_code`` as of :class:`subprocess.Popen`. Plugins are asked once for each."""
+        if self.found is None or self.found[0] != exit_code:
+            ended = self.ended(node, exit_code, after)
+            plain = plain_cause(exit_code, read_error_file(Path(ended.error_file)), ended.stderr)
+            if (found := node.plugins.find_cause(ended)) is not None:
+                record = plain.record if found.record is None else found.record
+                plain = replace(found, detail=found.detail or plain.detail, record=record)
+            self.found = exit_code, plain
+        return self.found[1]
 
     def is_ending(self, node: Node, after: float) -> bool:
         """Return True if it has recorded what ends it, or has printed that, as far as a plugin can tell."""

@@ -102,7 +102,7 @@ class LocalRound:
 class WorkerGroup:
     """The local workers: which process is which rank, and which failure came first.
 
-    Methods are called on the agent's loop. Each of their waits, one for each worker at most, ends after 0.5 s.
+    Methods are called on the agent's loop. Each of their waits ends after 0.5 s, and those for causes after 1.5 s.
     """
 
     node: Node

@@ -12,7 +12,7 @@ import inspect
 import json
 import math
 import os
-import threading
+import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
-from elastic_core.events import Event, Level
+from elastic_core.events import Event, Field, Level
 from elastic_core.gates import JoinedRun, JoinGate, StartGate
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict, strictest
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 OBSERVING = ("elastic_observe", "elastic_run_starts", "elastic_run_ends")
 """The hooks of observers: a plugin that raises in one of them is switched off, and the job goes on."""
+FINDING_SECONDS = 1.0  # for which the agent's loop waits for causes in one round
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
@@ -71,8 +72,9 @@ class Plugins:
         self.host_end = HostEnd()
         self.worker_startup: tuple[str, ...] = ()  # the files that each Python worker executes before its program
         self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
-        self._finding = threading.Lock()  # one cause at a time: a question in progress is not asked again
+        self._finding = 0.0  # the seconds for which causes were waited for in this round
         self.unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
+        self._unanswered_printed: dict[Implementation, Future[Any]] = {}  # the last one about printed text
         self.described: dict[str, str] = {}  # the words for each registered plugin in messages, by its name
         self.backend: object = None
 
@@ -146,9 +148,24 @@ class Plugins:
     # Failures --------------------------------------------------------------------------------------------------------
 
     def find_cause(self, worker: EndedWorker, *, timeout: float = 0.5) -> Cause | None:
-        """Return why a worker of this node has failed, None if no plugin knows; blocks as :meth:`explain_failure`."""
-        with self._finding:
-            return next((cause for _, cause in self._answers("elastic_find_cause", timeout, worker=worker)), None)
+        """Return why a worker of this node has failed, None if no plugin knows.
+
+        Blocks for ``timeout`` seconds at most, on one thread; no more once that took FINDING_SECONDS in a round. For a
+        worker without an error file any thread may ask: what it has printed displaces no question about a failure.
+        """
+        unanswered = self.unanswered if worker.error_file else self._unanswered_printed
+        if worker.error_file and self._finding >= FINDING_SECONDS:
+            return None
+        began = time.monotonic()
+        found = self._answers("elastic_find_cause", timeout, unanswered, worker=worker)
+        if worker.error_file:
+            self._finding += time.monotonic() - began
+            if self._finding >= FINDING_SECONDS:
+                names = ", ".join(impl.plugin for impl in self.implementations("elastic_find_cause"))
+                message = f"Finding causes took {self._finding:.1f} s (plugins {names}): no more in this round."
+                fields: dict[str, Field] = {"plugin": names, "timeout_s": FINDING_SECONDS}
+                self.publish(Event("plugin_timed_out", message, Level.WARNING, fields))
+        return next((cause for _, cause in found), None)
 
     def explain_failure(self, incident: Incident, text: str = "", *, timeout: float = 0.5) -> Incident:
         """Return a failure of this node with its explanation; blocks for ``timeout`` seconds at most, on one thread."""
@@ -182,10 +199,13 @@ class Plugins:
         told = {"question": question, "answers": answers, "before": json.loads(before)}
         return next((report for _, report in self._answers("elastic_sum_up_answers", timeout, **told)), "null")
 
-    def _answers(self, hook: str, timeout: float, **facts: Any) -> list[tuple[str, Any]]:
+    def _answers(
+        self, hook: str, timeout: float, unanswered: dict[Implementation, Future[Any]] | None = None, **facts: Any
+    ) -> list[tuple[str, Any]]:
         from elastic_core.plugins import verdicts  # with concurrent.futures: a healthy run never needs it
 
-        return verdicts.answers(self.implementations(hook), facts, timeout, self.publish, self.unanswered)
+        asked = self.unanswered if unanswered is None else unanswered
+        return verdicts.answers(self.implementations(hook), facts, timeout, self.publish, asked)
 
     # Gates -----------------------------------------------------------------------------------------------------------
 
@@ -227,6 +247,7 @@ class Plugins:
 
     def round_starts(self, round: RunningRound) -> None:
         """Show a round that is about to start workers on this node to the monitors. Raises nothing."""
+        self._finding = 0.0
         for impl in self.implementations("elastic_round_starts"):
             try:
                 impl(round=round)

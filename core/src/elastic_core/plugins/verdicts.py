@@ -39,7 +39,6 @@ FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
         *((name, str) for name in ("message", "exception", "text", "detail", "where", "checkpoint")),
         ("follows_peer", bool),
         ("kind", IncidentKind),
-        ("record", Mapping),
     ),
     Explanation: (("failure_class", FailureClass), ("name", str), ("advice", str), ("hosts_fault", bool)),
     Verdict: (("action", int), ("reason", str), ("requeue", bool), ("policy", str)),
@@ -59,6 +58,8 @@ def _checked(said: object, kind: type[T], wanted: str) -> T:
 
 def _checked_cause(said: object) -> Cause:
     cause = _checked(said, Cause, "a Cause")
+    if not isinstance(cause.record, Mapping | None):
+        raise TypeError(f"the cause's record is {reprlib.repr(cause.record)}, which is not a Mapping")
     if cause.kind not in CAUSES:
         raise ValueError(f"the cause's kind is {cause.kind.value}, which is not one of a worker that has failed")
     return replace(
