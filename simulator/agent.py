@@ -20,8 +20,8 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event
+from elastic_core.gates import HostEnd
 from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.plugins.host_end import HostEnd
 from elastic_core.protocol.entries import Closed, Offer
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.roster import NodeInfo, Slots

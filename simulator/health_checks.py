@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.exit_codes import ExitCode
-from elastic_core.plugins.host_end import HostEnd
+from elastic_core.gates import HostEnd
 from elastic_core.protocol.entries import Closed, Drain
 from elastic_core.protocol.roster import NodeInfo, NodeRow
 from elastic_core.session.join import Applicant, Joined, LedgerWatch, join

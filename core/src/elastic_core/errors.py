@@ -87,8 +87,6 @@ class RendezvousConnectionError(RendezvousError):
             agent retries its first connection for up to a minute unless this is true.
     """
 
-    exit_code = ExitCode.UNREACHABLE
-
     def __init__(self, message: str = "", *, hint: str | None = None, lasting: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.lasting = lasting

@@ -1,7 +1,7 @@
 """The two gates of a node, as plugins see them: before it joins its job, and before workers start; and the run joined.
 
-``elastic_before_join`` gets a :class:`JoinGate`, ``elastic_run_starts`` a :class:`JoinedRun`, and
-``elastic_before_start`` a :class:`StartGate`.
+``elastic_before_join`` gets a :class:`JoinGate`, ``elastic_run_starts`` a :class:`JoinedRun`, whose ``leave`` is that
+of :class:`HostEnd`, and ``elastic_before_start`` a :class:`StartGate`.
 """
 
 from __future__ import annotations
@@ -110,6 +110,36 @@ class JoinedRun:
     publish: Callable[[Event], None] = lambda event: None
     describe: Callable[[], str] = str
     connect: Callable[[], RendezvousBackend] | None = None
+
+
+class HostEnd:
+    """Passes the notices of plugins that this host ends to one listener at a time.
+
+    They count for every node that the agent becomes (rule L17). A listener takes why the host ends, in how many
+    seconds, and at which instant of the monotonic clock that was said.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._lock = now, threading.Lock()
+        self._said: tuple[str, float, float] | None = None  # the earliest end
+        self._listener: Callable[[str, float, float], None] | None = None
+
+    def leave(self, why: str, seconds: float) -> None:
+        """Say that this host is taken away in so many seconds. Any thread may call this."""
+        said = (why, float(seconds), self._now())
+        with self._lock:
+            if self._said is None or said[1] + said[2] < self._said[1] + self._said[2]:
+                self._said = said
+            listener = self._listener
+        if listener is not None:
+            listener(*said)
+
+    def set_listener(self, listener: Callable[[str, float, float], None]) -> None:
+        """Pass later notices to ``listener``, and at once the earliest end so far; it must return at once."""
+        with self._lock:
+            self._listener, said = listener, self._said
+        if said is not None:
+            listener(*said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from elastic_core.agent.gates import Interruption, pass_gate
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.events import Event
-from elastic_core.plugins.host_end import HostEnd
+from elastic_core.gates import HostEnd
 
 CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "true"), rdzv_id="job")
 FOR_EVER = 3600.0

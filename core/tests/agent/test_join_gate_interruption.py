@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from elastic_core.agent.gates import Interruption, repeats_request
-from elastic_core.plugins.host_end import HostEnd
+from elastic_core.gates import HostEnd
 from elastic_core.protocol.node_events import Exit
 
 PATIENCE = 60.0

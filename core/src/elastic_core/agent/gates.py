@@ -22,8 +22,7 @@ from elastic_core.agent.worker import Node
 from elastic_core.errors import UnhealthyNodeError, in_one_line
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name, signalled
-from elastic_core.gates import CHECK_MAX_SECONDS, JoinCheck, JoinGate, StartGate
-from elastic_core.plugins.host_end import HostEnd
+from elastic_core.gates import CHECK_MAX_SECONDS, HostEnd, JoinCheck, JoinGate, StartGate
 from elastic_core.protocol.node_events import Exit
 from elastic_core.threads import asked
 from elastic_core.warden import messages

@@ -185,15 +185,6 @@ class Worker:
             self.found = exit_code, plain
         return self.found[1]
 
-    def is_ending(self, node: Node, after: float) -> bool:
-        """Return True if it has recorded what ends it, or has printed that, as far as a plugin can tell."""
-        return node.plugins.find_cause(self.ended(node, None, after)) is not None
-
-    def printed_cause(self, node: Node, stderr: str) -> Cause | None:
-        """Return the cause that the end of its stderr shows, before its exit code is known; None for none."""
-        ended = replace(self.ended(node, None, 0.0), error_file="", stderr=stderr, records=False)
-        return node.plugins.find_cause(ended)
-
     def failed_alike(self, node: Node, failure: Incident, after: float) -> bool:
         """Return True if it has failed, with the exception of ``failure``, or else with its message."""
         if not (code := self.exit_code):

@@ -64,8 +64,7 @@ class LocalRound:
     running: RunningRound = field(default_factory=lambda: RunningRound(0, "", (), Path()))  # as monitors see it
     recovered: Recovery | None = None  # the timing of the interruption before
     initialized: bool = False  # whether it was reported that the process group is ready
-    records: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    """The error files of workers that failed, by rank, as of :class:`Cause`."""
+    records: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # error files of failed workers, by rank
     over: bool = False  # whether the round has failed or is being stopped, so that further failures are consequences
     sent: dict[int, int] = field(default_factory=dict)  # by pid: the last signal that the warden has sent to end it
     cause_wanted: bool = False  # whether no failure so far has its cause here for certain
@@ -102,7 +101,7 @@ class LocalRound:
 class WorkerGroup:
     """The local workers: which process is which rank, and which failure came first.
 
-    Methods are called on the agent's loop. Each of their waits ends after 0.5 s, and those for causes after 1.5 s.
+    Methods are called on the agent's loop. Each of their waits ends after 0.5 s, those for causes after 1 s in all.
     """
 
     node: Node
@@ -510,8 +509,11 @@ class WorkerGroup:
 
     def _printed_cause(self, current: LocalRound, rank: int, stderr: str) -> Cause | None:
         """Return the cause that a worker of a round has printed last. Any thread may call this."""
-        found = (one for one in tuple(current.workers.values()) if one.assignment.rank == rank)
-        return next((one.printed_cause(self.node, stderr) for one in found), None)
+        for worker in tuple(current.workers.values()):
+            if worker.assignment.rank == rank:
+                ended = worker.ended(self.node, None, 0.0)
+                return self.node.plugins.find_cause(replace(ended, error_file="", stderr=stderr, records=False))
+        return None
 
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""
@@ -526,8 +528,8 @@ class WorkerGroup:
         self._round.cause_wanted = True
         living = [worker for worker in self.workers if worker.exit_code is None]
         self.output.catch_up([worker.streams for worker in living], DRAIN_MAX_SECONDS)
-        for worker in living:
-            worker.raised = worker.is_ending(self.node, self._after())
+        for worker in living:  # a plugin tells that from what it has recorded or printed
+            worker.raised = self.node.plugins.find_cause(worker.ended(self.node, None, self._after())) is not None
 
     def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:
         """Publish a failure; return it for the node, with its explanation."""

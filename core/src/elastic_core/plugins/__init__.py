@@ -2,7 +2,6 @@
 
 * ``entry_points``: finds installed plugins. ``manager``: loads and calls those of a run.
 * ``verdicts``: asks the failure policies, and combines their verdicts. ``observers``: delivers events to plugins.
-  ``host_end``: what plugins have said of the end of this host.
 * ``builtin``: core's own plugins. ``local_backend``: the backend for one node.
 * ``flags``: the flags that distributions declare.
 """

@@ -85,10 +85,9 @@ class LogLineMetrics:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._least = least
+        self._least, self._clock = least, clock
         self._host = host_name().partition(".")[0] if host is None else host
         self._stream = sys.stderr if stream is None else stream
-        self._clock = clock
         self._paint = painter(self._stream)
 
     @hookimpl
@@ -116,8 +115,7 @@ class EventLog:
     """Writes each event as a JSON line to stderr (``--event_log_handler=console``)."""
 
     def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._clock = clock
+        self._stream, self._clock = sys.stderr if stream is None else stream, clock
 
     @hookimpl
     def elastic_observe(self, event: Event) -> None:
@@ -142,8 +140,7 @@ class PlainWorkerStart:
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, *, plugins: Sequence[str] = ()) -> None:
-        self._environ = environ
-        self._plugins = tuple(plugins)
+        self._environ, self._plugins = environ, tuple(plugins)
 
     @hookimpl
     def elastic_worker_command(self, program: Program, assignment: Assignment) -> list[str]:

@@ -25,13 +25,12 @@ from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
-from elastic_core.events import Event, Field, Level
-from elastic_core.gates import JoinedRun, JoinGate, StartGate
+from elastic_core.events import Event, Level
+from elastic_core.gates import HostEnd, JoinedRun, JoinGate, StartGate
 from elastic_core.hookspecs import HOOKSPEC_VERSION, PROJECT
 from elastic_core.incidents import History, Incident, Verdict, strictest
 from elastic_core.plugins import builtin, entry_points
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin
-from elastic_core.plugins.host_end import HostEnd
 from elastic_core.plugins.observers import Implementation, Observers, failure_events
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.guard import protect
@@ -72,7 +71,7 @@ class Plugins:
         self.host_end = HostEnd()
         self.worker_startup: tuple[str, ...] = ()  # the files that each Python worker executes before its program
         self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
-        self._finding = 0.0  # the seconds for which causes were waited for in this round
+        self._finding_left = FINDING_SECONDS  # for the causes of failures in this round
         self.unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
         self._unanswered_printed: dict[Implementation, Future[Any]] = {}  # the last one about printed text
         self.described: dict[str, str] = {}  # the words for each registered plugin in messages, by its name
@@ -150,21 +149,16 @@ class Plugins:
     def find_cause(self, worker: EndedWorker, *, timeout: float = 0.5) -> Cause | None:
         """Return why a worker of this node has failed, None if no plugin knows.
 
-        Blocks for ``timeout`` seconds at most, on one thread; no more once that took FINDING_SECONDS in a round. For a
-        worker without an error file any thread may ask: what it has printed displaces no question about a failure.
+        Blocks for ``timeout`` seconds at most, and for FINDING_SECONDS in one round; on one thread. If it has no error
+        file, any thread may ask for the cause that it has printed, which delays no question about a failure.
         """
-        unanswered = self.unanswered if worker.error_file else self._unanswered_printed
-        if worker.error_file and self._finding >= FINDING_SECONDS:
+        began, printed = time.monotonic(), not worker.error_file
+        timeout = timeout if printed else min(timeout, round(self._finding_left, 2))
+        if timeout <= 0:
             return None
-        began = time.monotonic()
-        found = self._answers("elastic_find_cause", timeout, unanswered, worker=worker)
-        if worker.error_file:
-            self._finding += time.monotonic() - began
-            if self._finding >= FINDING_SECONDS:
-                names = ", ".join(impl.plugin for impl in self.implementations("elastic_find_cause"))
-                message = f"Finding causes took {self._finding:.1f} s (plugins {names}): no more in this round."
-                fields: dict[str, Field] = {"plugin": names, "timeout_s": FINDING_SECONDS}
-                self.publish(Event("plugin_timed_out", message, Level.WARNING, fields))
+        found = self._answers("elastic_find_cause", timeout, printed=printed, worker=worker)
+        if not printed:
+            self._finding_left -= time.monotonic() - began
         return next((cause for _, cause in found), None)
 
     def explain_failure(self, incident: Incident, text: str = "", *, timeout: float = 0.5) -> Incident:
@@ -199,13 +193,11 @@ class Plugins:
         told = {"question": question, "answers": answers, "before": json.loads(before)}
         return next((report for _, report in self._answers("elastic_sum_up_answers", timeout, **told)), "null")
 
-    def _answers(
-        self, hook: str, timeout: float, unanswered: dict[Implementation, Future[Any]] | None = None, **facts: Any
-    ) -> list[tuple[str, Any]]:
+    def _answers(self, hook: str, timeout: float, *, printed: bool = False, **facts: Any) -> list[tuple[str, Any]]:
         from elastic_core.plugins import verdicts  # with concurrent.futures: a healthy run never needs it
 
-        asked = self.unanswered if unanswered is None else unanswered
-        return verdicts.answers(self.implementations(hook), facts, timeout, self.publish, asked)
+        unanswered = self._unanswered_printed if printed else self.unanswered
+        return verdicts.answers(self.implementations(hook), facts, timeout, self.publish, unanswered)
 
     # Gates -----------------------------------------------------------------------------------------------------------
 
@@ -247,7 +239,7 @@ class Plugins:
 
     def round_starts(self, round: RunningRound) -> None:
         """Show a round that is about to start workers on this node to the monitors. Raises nothing."""
-        self._finding = 0.0
+        self._finding_left = FINDING_SECONDS
         for impl in self.implementations("elastic_round_starts"):
             try:
                 impl(round=round)
