@@ -39,7 +39,7 @@ class EndedWorker:
             None while it runs and has sent none.
         error_file: The path of the file in which its runtime may have recorded the failure; '' if only ``stderr`` is
             to be looked at.
-        stderr: The end of its stderr in whole lines without colours, at most 16 KiB.
+        stderr: The end of its stderr in whole lines without colours, at most 16 KiB; or the traceback printed last.
         pid: Its process; None for one that did not start.
         seconds: Seconds since the start of the round.
         sent: The last signal that the agent has sent it to end it; 0 for none.
