@@ -265,11 +265,11 @@ def elastic_worker_startup() -> Sequence[str] | None:
     """Return paths of Python files that every Python worker executes before its program.
 
     A file has a function ``prepare(at_end)``, which is called in the worker's main thread. ``at_end(function)`` has a
-    function called when the interpreter ends, after all that ``atexit`` calls, and in forks of the worker too; its
-    result is ignored, and it must not raise. The file is executed by its path, not imported, in a fresh interpreter and in a fork of a starter alike, and
-    each start waits for it. What it imports stays in the worker, and in front of the program's own modules, so import
-    what the interpreter has loaded by itself. A file that raises is left out; the program runs all the same. A program
-    that takes no ``sitecustomize`` (``python -I``), or is not Python, executes none.
+    function called when the interpreter ends, after all that ``atexit`` calls, also in its forks; its result is
+    ignored, and it must not raise. The file is executed by its path, not imported, in a fresh interpreter and in a fork
+    of a starter alike, and each start waits for it. What it imports stays in the worker, and in front of the program's
+    own modules, so import what the interpreter has loaded by itself. A file that raises is left out; the program runs
+    all the same. A program that takes no ``sitecustomize`` (``python -I``), or is not Python, executes none.
 
     Called once, on the main thread, when the plugins of a run are loaded. The files of all plugins are executed in the
     order of their registration.
