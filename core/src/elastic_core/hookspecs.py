@@ -80,11 +80,11 @@ def elastic_find_cause(worker: EndedWorker) -> Cause | None:
     """Return why a worker failed; None if that is not known, or if nothing has failed.
 
     Called on the node of a worker that has failed, before the failure is reported; in a separate thread. The recovery
-    waits for the answer, so be quick: for 0.5 s at most, and for 1 s in one round. Called also, with ``exit_code``
-    None, for each worker that runs while its round is broken, which may be about to end because of the same failure or
-    have caused it: return the cause that is to end it, None if it has not failed by itself. Called so, too, with the
-    traceback that stands last in a worker's stderr and without an error file, perhaps at the same time: the console
-    shows it in one line if the cause follows from the loss of a peer.
+    waits for the answer, so be quick: for 0.5 s at most in one round. Called also, with ``exit_code`` None, for each
+    worker that runs while its round is broken, which may be about to end because of the same failure or have caused it:
+    return the cause that is to end it, None if it has not failed by itself. Called so, too, with the traceback that
+    stands last in a worker's stderr and without an error file, perhaps at the same time: the console shows it in one
+    line if the cause follows from the loss of a peer.
 
     All plugins are called. Of several answers, that of the last registered plugin counts; elastic-causes' comes last
     (``trylast``). Without an answer, the message is that of the script's ``@record``, or the last line of stderr, the

@@ -101,7 +101,7 @@ class LocalRound:
 class WorkerGroup:
     """The local workers: which process is which rank, and which failure came first.
 
-    Methods are called on the agent's loop. Each of their waits ends after 0.5 s, those for causes after 1 s in all.
+    Methods are called on the agent's loop. Each of their waits ends after 0.5 s, those for causes after 0.5 s in all.
     """
 
     node: Node

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 OBSERVING = ("elastic_observe", "elastic_run_starts", "elastic_run_ends")
 """The hooks of observers: a plugin that raises in one of them is switched off, and the job goes on."""
-FINDING_SECONDS = 1.0  # for which the agent's loop waits for causes in one round
+FINDING_SECONDS = 0.5, 0.25  # for which causes are waited for in one round: of failures, and of printed tracebacks
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
@@ -71,7 +71,7 @@ class Plugins:
         self.host_end = HostEnd()
         self.worker_startup: tuple[str, ...] = ()  # the files that each Python worker executes before its program
         self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
-        self._finding_left = FINDING_SECONDS  # for the causes of failures in this round
+        self._finding_left = [*FINDING_SECONDS]  # in this round
         self.unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
         self._unanswered_printed: dict[Implementation, Future[Any]] = {}  # the last one about printed text
         self.described: dict[str, str] = {}  # the words for each registered plugin in messages, by its name
@@ -153,12 +153,10 @@ class Plugins:
         file, any thread may ask for the cause that it has printed, which delays no question about a failure.
         """
         began, printed = time.monotonic(), not worker.error_file
-        timeout = timeout if printed else min(timeout, round(self._finding_left, 2))
-        if timeout <= 0:
+        if (timeout := min(timeout, round(self._finding_left[printed], 2))) <= 0:
             return None
         found = self._answers("elastic_find_cause", timeout, printed=printed, worker=worker)
-        if not printed:
-            self._finding_left -= time.monotonic() - began
+        self._finding_left[printed] -= time.monotonic() - began
         return next((cause for _, cause in found), None)
 
     def explain_failure(self, incident: Incident, text: str = "", *, timeout: float = 0.5) -> Incident:
@@ -196,8 +194,10 @@ class Plugins:
     def _answers(self, hook: str, timeout: float, *, printed: bool = False, **facts: Any) -> list[tuple[str, Any]]:
         from elastic_core.plugins import verdicts  # with concurrent.futures: a healthy run never needs it
 
-        unanswered = self._unanswered_printed if printed else self.unanswered
-        return verdicts.answers(self.implementations(hook), facts, timeout, self.publish, unanswered)
+        unanswered, report = self.unanswered, self.publish
+        if printed:  # nothing that a user waits for
+            unanswered, report = self._unanswered_printed, lambda event: None
+        return verdicts.answers(self.implementations(hook), facts, timeout, report, unanswered)
 
     # Gates -----------------------------------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Plugins:
 
     def round_starts(self, round: RunningRound) -> None:
         """Show a round that is about to start workers on this node to the monitors. Raises nothing."""
-        self._finding_left = FINDING_SECONDS
+        self._finding_left = [*FINDING_SECONDS]
         for impl in self.implementations("elastic_round_starts"):
             try:
                 impl(round=round)
