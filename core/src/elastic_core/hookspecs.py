@@ -80,18 +80,18 @@ def elastic_find_cause(worker: EndedWorker) -> Cause | None:
     """Return why a worker failed; None if that is not known, or if nothing has failed.
 
     Called on the node of a worker that has failed, before the failure is reported; in a separate thread. The recovery
-    waits for the answer, so be quick: for 0.5 s at most in one round. Called also, with ``exit_code`` None, for each
-    worker that runs while its round is broken, which may be about to end because of the same failure or have caused it:
-    return the cause that is to end it, None if it has not failed by itself. Called so, too, with the traceback that
-    stands last in a worker's stderr and without an error file, perhaps at the same time: the console shows it in one
-    line if the cause follows from the loss of a peer.
+    waits, so be quick: once all plugins together have taken 0.5 s in one round, none is asked in it any more. Called
+    also, with ``exit_code`` None, for each worker that runs while its round is broken, which may be about to end
+    because of the same failure or have caused it: return the cause that is to end it, None if it has not failed by
+    itself. Called so, too, for 0.25 s more and perhaps at the same time, with a traceback that stands last in stderr,
+    without an error file: the console folds it if the cause follows from the loss of a peer.
 
-    All plugins are called. Of several answers, that of the last registered plugin counts; elastic-causes' comes last
-    (``trylast``). Without an answer, the message is that of the script's ``@record``, or the last line of stderr, the
-    detail is the end of stderr, no failure follows from that of a peer, so the first in time is the root cause, and a
-    taken port spends a restart. Exit codes and all else are the same. A plugin that raises, takes longer, or returns a
-    value of another type is reported, and its answer is None; one that is late is not asked again before it has
-    answered.
+    All plugins are called. Of several answers, that of the last registered plugin counts, as a whole: only an empty
+    ``detail`` and a ``record`` of None are filled in. So return None for a failure of which you know no more than
+    elastic-causes, whose answer comes last (``trylast``). Without an answer, the message is that of the script's
+    ``@record``, or the last line of stderr, the detail is the end of stderr, no failure follows from that of a peer,
+    and a taken port spends a restart. A plugin that raises, takes longer, or returns a value of another type is
+    reported, and its answer is None; one that is late is asked again once it has answered.
     """
 
 
@@ -309,7 +309,8 @@ def elastic_count_workers(word: str, environ: Mapping[str, str]) -> int | None:
 
     Called in ``elastic run``, for the plugin of the group ``elastic.worker_counts`` only whose entry point has the name
     of the word (``hpu = "elastic_gaudi.plugin"``; ``cpu`` is core's), on the main thread, before anything is started,
-    and again if a scheduler's defaults change the launch. ``--no_plugin`` does not leave off a word.
+    and again if a scheduler's defaults change the launch. ``--no_plugin`` does not leave off a word. Another number, or
+    None, is an error.
 
     Raises:
         UsageError: There is nothing of its kind here. Ends the run with exit code 2.

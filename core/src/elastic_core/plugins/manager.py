@@ -149,8 +149,8 @@ class Plugins:
     def find_cause(self, worker: EndedWorker, *, timeout: float = 0.5) -> Cause | None:
         """Return why a worker of this node has failed, None if no plugin knows.
 
-        Blocks for ``timeout`` seconds at most, and for FINDING_SECONDS in one round; on one thread. If it has no error
-        file, any thread may ask for the cause that it has printed, which delays no question about a failure.
+        Blocks for ``timeout`` seconds at most, and for FINDING_SECONDS in one round. For one thread; any may ask for
+        the cause that a worker without an error file has printed.
         """
         began, printed = time.monotonic(), not worker.error_file
         if (timeout := min(timeout, round(self._finding_left[printed], 2))) <= 0:
@@ -194,9 +194,8 @@ class Plugins:
     def _answers(self, hook: str, timeout: float, *, printed: bool = False, **facts: Any) -> list[tuple[str, Any]]:
         from elastic_core.plugins import verdicts  # with concurrent.futures: a healthy run never needs it
 
-        unanswered, report = self.unanswered, self.publish
-        if printed:  # nothing that a user waits for
-            unanswered, report = self._unanswered_printed, lambda event: None
+        report = (lambda event: None) if printed else self.publish  # a user misses nothing
+        unanswered = self._unanswered_printed if printed else self.unanswered
         return verdicts.answers(self.implementations(hook), facts, timeout, report, unanswered)
 
     # Gates -----------------------------------------------------------------------------------------------------------
