@@ -69,7 +69,7 @@ class Cause:
             ``elastic_explain_failure``; at most 1,500 characters.
         kind: WORKER_FAILED, or PORT_TAKEN for a failure that spends no restart.
         record: The content of the error file in the form of torch's ``@record``, for the launcher's own error file;
-            empty if the worker has recorded nothing that explains its exit code.
+            empty if that has no message, or was survived. A file by ``@record`` alone always counts, as for torchrun.
     """
 
     message: str = ""

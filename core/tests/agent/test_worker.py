@@ -17,7 +17,7 @@ WRITTEN = {"message": {"message": "ValueError: no such layer\nin decoder", "extr
         pytest.param(-9, {}, "the last line", {}, id="a signal"),
         pytest.param(3, WRITTEN, "ValueError: no such layer", WRITTEN, id="@record"),
         pytest.param(3, {"message": "a text alone"}, "a text alone", {"message": "a text alone"}, id="a text alone"),
-        pytest.param(-9, WRITTEN, "the last line", {}, id="@record, and a signal"),
+        pytest.param(-9, WRITTEN, "the last line", WRITTEN, id="@record, and a signal: it may have gone on"),
         pytest.param(1, {"message": {"message": 5}}, "the last line", {}, id="a file that makes no sense"),
     ],
 )

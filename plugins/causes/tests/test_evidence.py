@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,29 @@ def test_the_file_of_the_record_decorator_explains_a_failure_better_than_stderr(
     cause = CauseFinder().elastic_find_cause(replace(ended(FIRST, "ValueError: not this\n"), error_file=str(file)))
     assert cause is not None
     assert (cause.message, cause.detail, cause.record) == ("KeyError: 'lr'", "the\ntraceback\n", error)
+
+
+@pytest.mark.parametrize(
+    ("member", "kept"),
+    [
+        pytest.param(None, True, id="torch's decorator alone"),
+        pytest.param({"by": "exception", "code": 1}, True, id="an exception that has ended the program"),
+        pytest.param({"by": "exit", "code": 1}, False, id="an exit that it survived"),
+    ],
+)
+def test_a_record_is_kept_for_the_launcher_after_a_signal_unless_it_was_survived(
+    tmp_path: Path, member: dict[str, Any] | None, kept: bool
+) -> None:
+    """As torchrun, which takes any error file. What is printed has nothing that the program may have survived."""
+    message = {"message": "KeyError: 'lr'", "extraInfo": {"py_callstack": "…"}, **({"errorCode": 1} if member else {})}
+    file = tmp_path / "error.json"
+    more = {} if member is None else {"elastic": {"text": "", "exceptions": [], "paths": [], **member}}
+    file.write_text(json.dumps({"message": message, **more}))
+    worker = replace(ended(FIRST, "step 9\n"), exit_code=-9, sent=9, error_file=str(file))
+    cause = CauseFinder().elastic_find_cause(worker)
+    assert cause is not None
+    assert cause.message == ""
+    assert cause.record == ({"message": message} if kept else {})
 
 
 @pytest.mark.parametrize(

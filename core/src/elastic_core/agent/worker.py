@@ -206,8 +206,8 @@ class Worker:
 
 def plain_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str) -> Cause:
     """Return the cause that needs no plugin: what a script wrote with ``@record``, or else the last line of stderr."""
-    recorded = as_torchs(error_file, exit_code) if exit_code >= 0 else {}
-    said = headline(message_of(recorded)) or last_line(stderr)
+    recorded = as_torchs(error_file, exit_code)  # torchrun passes it on after a signal, too
+    said = headline(message_of(recorded) if exit_code >= 0 else "") or last_line(stderr)
     detail = last_lines(stderr.encode(), DETAIL_MAX_CHARACTERS)
     return Cause(message=said, text=detail[-TEXT_MAX_CHARACTERS:], detail=detail, record=recorded)
 
