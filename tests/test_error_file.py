@@ -19,7 +19,11 @@ assert os.environ["TORCHELASTIC_ERROR_FILE"] != sys.argv[1]
 @record
 def main():
     raise ValueError("no such layer")
-main()
+try:
+    main()
+finally:
+    if "killed" in sys.argv:
+        os.kill(os.getpid(), 9)
 """
 TORCHS = "torch.distributed.elastic.multiprocessing.errors"
 LAUNCHES = """
@@ -51,19 +55,25 @@ def written(agent: Agent, code: int, file: Path) -> dict[str, Any]:
     return data
 
 
-def test_it_is_what_torchrun_writes(rig: Rig, file: Path) -> None:
+@pytest.mark.parametrize(("how", "code"), [("raises", 1), ("killed", -signal.SIGKILL)])
+def test_it_is_what_torchrun_writes(rig: Rig, file: Path, how: str, code: int) -> None:
+    """Also after a signal, although the program may have survived the exception."""
     script = rig.folder / "train.py"
     script.write_text(RECORDS.format(module=TORCHS))
     file.parent.mkdir()
     wrote = []
     for module in ("torch.distributed.run", "elastic_core"):
         launcher = ["-m", module, *(["run"] if module == "elastic_core" else [])]
-        command = [sys.executable, *launcher, "--standalone", "--max_restarts=0", str(script), str(file)]
-        wrote.append(written(rig.start(command, env={VARIABLE: str(file)}), 1, file))
+        command = [sys.executable, *launcher, "--standalone", "--max_restarts=0", str(script), str(file), how]
+        agent = rig.start(command, env={VARIABLE: str(file)})
+        wrote.append(written(agent, 1, file))
         file.unlink()
     assert wrote[0] == wrote[1]
     assert wrote[1]["message"]["message"] == "ValueError: no such layer"
-    assert wrote[1]["message"]["errorCode"] == 1
+    assert wrote[1]["message"]["errorCode"] == code
+    if how == "killed":
+        assert "was killed by SIGKILL" in agent.output
+        assert "no such layer" not in agent.output, "the program may have gone on after it"
 
 
 def test_every_node_writes_the_first_failure_of_all(rig: Rig, file_rendezvous: list[str], tmp_path: Path) -> None:

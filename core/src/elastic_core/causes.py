@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elastic_core.incidents import IncidentKind
 
@@ -69,8 +68,6 @@ class Cause:
             ``elastic_explain_failure``; at most 1,500 characters.
         kind: WORKER_FAILED, or PORT_TAKEN for a failure that spends no restart.
         detail: The lines that the report shows; if empty, the end of stderr.
-        record: The content of the error file in the form of torch's ``@record``, for the launcher's own error file;
-            empty if the worker has recorded nothing that explains its exit code, None for all that it has recorded.
     """
 
     message: str = ""
@@ -81,7 +78,6 @@ class Cause:
     where: str = ""
     checkpoint: str = ""
     kind: IncidentKind = IncidentKind.WORKER_FAILED
-    record: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

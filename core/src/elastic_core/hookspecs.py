@@ -87,7 +87,7 @@ def elastic_find_cause(worker: EndedWorker) -> Cause | None:
     without an error file: the console folds it if the cause follows from the loss of a peer.
 
     All plugins are called. Of several answers, that of the last registered plugin counts, as a whole: only an empty
-    ``detail`` and a ``record`` of None are filled in. So return None for a failure of which you know no more than
+    ``detail`` is filled in. So return None for a failure of which you know no more than
     elastic-causes, whose answer comes last (``trylast``). Without an answer, the message is that of the script's
     ``@record``, or the last line of stderr, the detail is the end of stderr, no failure follows from that of a peer,
     and a taken port spends a restart. A plugin that raises, takes longer, or returns a value of another type is

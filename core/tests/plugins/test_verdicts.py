@@ -382,10 +382,3 @@ def test_a_question_about_printed_text_displaces_none_about_a_failure() -> None:
     assert plugins.find_cause(failed(""), timeout=0.05) is None
     assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="found")
     may_answer.set()
-
-
-@pytest.mark.parametrize("record", [(), "no", 5])
-def test_a_cause_whose_record_is_no_mapping_does_not_count(record: object) -> None:
-    plugins = These(finds("careless", lambda _: Cause(record=cast(Any, record))))
-    assert plugins.find_cause(failed(), timeout=PATIENCE) is None
-    assert "the cause's record is " in plugins.warnings[0]

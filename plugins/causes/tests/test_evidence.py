@@ -122,7 +122,18 @@ def test_the_file_of_the_record_decorator_explains_a_failure_better_than_stderr(
     file.write_text(json.dumps(error))
     cause = CauseFinder().elastic_find_cause(replace(ended(FIRST, "ValueError: not this\n"), error_file=str(file)))
     assert cause is not None
-    assert (cause.message, cause.detail, cause.record) == ("KeyError: 'lr'", "the\ntraceback\n", error)
+    assert (cause.message, cause.detail) == ("KeyError: 'lr'", "the\ntraceback\n")
+
+
+@pytest.mark.parametrize("by", [None, "exit"], ids=["torch's decorator alone", "an exit that it survived"])
+def test_a_program_that_a_signal_has_ended_may_have_survived_what_is_recorded(tmp_path: Path, by: str | None) -> None:
+    file = tmp_path / "error.json"
+    member = {} if by is None else {"elastic": {"by": by, "code": 1, "text": "", "exceptions": [], "paths": []}}
+    file.write_text(json.dumps({"message": {"message": "KeyError: 'lr'", "extraInfo": {}}, **member}))
+    worker = replace(ended(FIRST, "step 9\n"), exit_code=-9, sent=9, error_file=str(file))
+    cause = CauseFinder().elastic_find_cause(worker)
+    assert cause is not None
+    assert cause.message == ""
 
 
 @pytest.mark.parametrize(

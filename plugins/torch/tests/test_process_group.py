@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace, TracebackType
 
 import pytest
 
 from elastic_core.errors import UsageError
+from elastic_torch import process_group
 from elastic_torch.process_group import device_index, init_process_group
 
 
@@ -68,8 +70,10 @@ keep = dist.group.WORLD
         ("destroy()", 0, ["gloo True"]),
         ("sys.exit(3)", 3, ["gloo True", "destroyed"]),
         ("raise ValueError('no such layer')", 1, ["gloo True"]),
+        ("raise KeyboardInterrupt", -2, ["gloo True", "destroyed"]),
+        ("import code; code.InteractiveInterpreter().runsource('1/0')", 0, ["gloo True", "destroyed"]),
     ],
-    ids=["end", "by hand", "exit", "exception"],
+    ids=["end", "by hand", "exit", "exception", "Ctrl-C", "an exception that it survived"],
 )
 def test_the_group_is_destroyed_at_the_end_but_not_after_an_exception(
     tmp_path: Path, end: str, code: int, said: list[str]
@@ -81,3 +85,48 @@ def test_the_group_is_destroyed_at_the_end_but_not_after_an_exception(
         [sys.executable, str(script)], env={**os.environ, **place}, capture_output=True, text=True, timeout=100
     )
     assert (done.returncode, done.stdout.splitlines()) == (code, said), done.stderr
+
+
+def raised(error: BaseException, *, ends: bool) -> BaseException:
+    """Return an error with the traceback of one that has ended the program, or of one that a caller has printed."""
+    inner = frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return error.with_traceback(TracebackType(None, frame if ends else inner, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("last", "destroyed"),
+    [
+        pytest.param(None, True, id="none"),
+        pytest.param(raised(ValueError("x"), ends=True), False, id="one that ends the program"),
+        pytest.param(raised(ValueError("x"), ends=False), True, id="one of a callback, which it survived"),
+        pytest.param(raised(KeyboardInterrupt(), ends=True), True, id="Ctrl-C"),
+        pytest.param(SyntaxError("x"), False, id="a program that cannot be compiled"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_last_exception_decides_whether_the_group_is_destroyed_and_a_reference_to_gloos_stays(
+    monkeypatch: pytest.MonkeyPatch, last: BaseException | None, destroyed: bool, backend: str
+) -> None:
+    if last is None:
+        monkeypatch.delattr(sys, "last_value", raising=False)
+    else:
+        monkeypatch.setattr(sys, "last_value", last, raising=False)
+    group, calls = object(), list[str]()
+    dist = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_backend=lambda: backend,
+        group=SimpleNamespace(WORLD=group),
+        destroy_process_group=lambda: calls.append("destroyed"),
+    )
+    monkeypatch.setattr(process_group, "dist", dist)
+    before = sys.getrefcount(group)
+    process_group._leave()
+    assert calls == (["destroyed"] if destroyed else [])
+    assert sys.getrefcount(group) - before == (1 if backend == "gloo" else 0)
+
+
+def test_a_group_that_is_gone_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "dist", SimpleNamespace(is_initialized=lambda: False))
+    process_group._leave()

@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from elastic_core.errors import UsageError
 from elastic_core.exit_codes import ExitCode
+from elastic_devices.inventory import Device
 from elastic_torchrun.launcher import REFUSALS, configuration, program, reason, replace
 from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
 
@@ -63,6 +64,27 @@ def test_one_that_it_does_not_take_is_refused_in_one_line(line: str, why: str) -
         configuration(line.split())
     assert why in reason(refused.value)
     assert "\n" not in reason(refused.value)
+
+
+def test_a_run_whose_devices_are_not_there_is_torchs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of torchrun, the second worker gets the number 1, whatever the host has, and trains on its CPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("elastic_devices.visible.nvidia", lambda machine: (Device("0000:3b:00.0"),))
+    why = "--virtual_local_rank: there is no GPU for local rank 1"
+    assert configuration(["--virtual_local_rank", "-m", "json.tool"]).nproc_per_node == 1
+    with pytest.raises(REFUSALS, match=why):
+        configuration(["--nproc_per_node=2", "--virtual_local_rank", "-m", "json.tool"])
+    monkeypatch.setenv(VARIABLE, "1")
+    specs = type("DefaultLogsSpecs", (), {"root_log_dir": None})()
+    given = {"nproc_per_node": 2, "start_method": "spawn", "logs_specs": specs, "rdzv_configs": {}}
+    module = SimpleNamespace(__name__=API, launch_agent=lambda config, entrypoint, args: "torch's")
+    replace(module)
+    assert module.launch_agent(SimpleNamespace(**given, virtual_local_rank=True), print, [1]) == "torch's"
+    said = capsys.readouterr().err
+    assert "stays torch's own, called by" in said
+    assert why in said
 
 
 def test_a_hint_is_part_of_the_reason() -> None:

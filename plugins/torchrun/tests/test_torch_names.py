@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing import errors as torchs
 
+from elastic_causes.find import find_cause
 from elastic_core import errors
 from elastic_core.errors import PluginError, RendezvousError, UsageError
+from elastic_core.incidents import Incident, IncidentKind
 from elastic_core.rendezvous.options import RendezvousParameters
 from elastic_core.worker.error_file import record
 from elastic_torchrun.errors import is_graceful_exit
@@ -23,7 +27,7 @@ from elastic_torchrun.handlers import (
     launch_settings,
     rendezvous_handler_registry,
 )
-from elastic_torchrun.launch import ChildFailedError, ProcessFailure, SignalException
+from elastic_torchrun.launch import ChildFailedError, ProcessFailure, SignalException, failure_of
 from elastic_torchrun.launch_config import LaunchConfig
 from elastic_torchrun.local_agent import RunResult, Std, WorkerState, to_map
 from elastic_torchrun.rendezvous_api import RendezvousHandler
@@ -45,8 +49,113 @@ def test_a_failure_without_a_valid_error_file_says_how_the_process_ended(tmp_pat
     if text is not None:
         file.write_text(text)
     failure = ProcessFailure(0, 997, -9, str(file))
-    assert (failure.error_file, failure.message, failure.signal_name()) == ("<N/A>", "was killed by SIGKILL", "SIGKILL")
+    theirs = torchs.ProcessFailure(0, 997, -9, str(tmp_path / "none"))
+    assert failure.error_file == theirs.error_file == "<N/A>"
+    assert failure.signal_name() == theirs.signal_name() == "SIGKILL"
+    assert failure.message == theirs.message == "Signal 9 (SIGKILL) received by PID 997"
     assert failure.error_file_data == {"message": "<NONE>"}
+    assert ProcessFailure(0, 997, 3, str(file)).message == "exited with code 3"
+
+
+def exception(kind: str, text: str = "", *, group: bool = False) -> dict[str, Any]:
+    return {"type": kind, "text": text, "frames": [], "group": group}
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "data.py", line 8, in get\n    raise ValueError(x)\n'
+LOADED = f"Caught ValueError in DataLoader worker process 0.\nOriginal {TRACEBACK}ValueError: sample 137\nis odd\n"
+SPAWNED = f"\n\n-- Process 0 terminated with the following error:\n{TRACEBACK}\nKeyError: 1\n"
+COMPILED = "RuntimeError when making fake tensor call\n  got RuntimeError('a and b differ')\n\nfrom user code:\n  x"
+SPAWN, COMPILE = "torch.multiprocessing.spawn.ProcessRaisedException", "torch._dynamo.exc.TorchRuntimeError"
+POOL = exception("multiprocessing.pool.RemoteTraceback", f'"""\n{TRACEBACK}ValueError: x\n"""')
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        pytest.param([exception("ValueError", LOADED)], "ValueError: sample 137", id="a worker of a DataLoader"),
+        pytest.param([exception(SPAWN, SPAWNED)], "KeyError: 1", id="a spawned process"),
+        pytest.param(
+            [exception(COMPILE, COMPILED)],
+            f"{COMPILE}: RuntimeError when making fake tensor call: RuntimeError('a and b differ')",
+            id="torch.compile",
+        ),
+        pytest.param(
+            [exception("ExceptionGroup", "2 failed", group=True), exception("ValueError", "x"), exception("KeyError")],
+            "ExceptionGroup: 2 failed: ValueError: x",
+            id="a group",
+        ),
+        pytest.param([exception("E", "no"), exception("KeyError")], "E: no (after KeyError)", id="a chain"),
+        pytest.param([exception("ValueError", "x"), POOL], "ValueError: x", id="a process of a pool"),
+        pytest.param([exception("ExceptionGroup", "none", group=True)], "ExceptionGroup: none", id="an empty group"),
+    ],
+)
+def test_a_failure_names_the_exception_that_another_one_quotes_as_the_report_does(
+    tmp_path: Path, raised: list[dict[str, Any]], message: str
+) -> None:
+    said = f"{raised[0]['type']}: {raised[0]['text']}"
+    extra = {"py_callstack": "…", "timestamp": "7"}
+    written = {"message": {"message": said, "errorCode": 1, "extraInfo": extra}}
+    member = {"by": "exception", "code": 1, "text": "", "exceptions": raised, "paths": []}
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps({**written, "elastic": member}))
+    failure = ProcessFailure(0, 997, 1, str(file))
+    assert (failure.message, failure.timestamp, failure.error_file_data) == (message, 7, written)
+    assert find_cause(1, json.loads(file.read_text()), "").message == message
+    if len(raised) == 1:  # the message itself has it, and so has the file of torch's decorator
+        file.write_text(json.dumps(written))
+        assert ProcessFailure(0, 997, -6, str(file)).message == message
+
+
+@pytest.mark.parametrize(
+    ("by", "recorded", "code", "explains"),
+    [
+        ("exit", 1, 1, True),
+        ("exit", 3, 3, True),
+        ("exit", 1, 3, False),
+        ("exit", 3, 1, False),
+        ("exit", 1, -9, False),
+        ("exception", 1, 3, True),  # by a function of atexit
+        ("exception", 1, -11, True),
+        ("thread", 0, 1, True),
+        ("thread", 0, -9, False),
+    ],
+)
+def test_a_program_may_survive_an_exit_and_the_end_of_a_thread_and_then_a_failure_has_no_record(
+    tmp_path: Path, by: str, recorded: int, code: int, explains: bool
+) -> None:
+    member = {"by": by, "code": recorded, "text": "", "exceptions": [exception("ValueError", "x")], "paths": []}
+    message = {"message": "ValueError: x", "errorCode": recorded}
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps({"message": message, "elastic": member}))
+    failure = ProcessFailure(0, 997, code, str(file))
+    assert (failure.message == "ValueError: x") is explains
+    assert failure.error_file == (str(file) if explains else "<N/A>")
+    assert failure.error_file_data == {"message": message if explains else "<NONE>"}
+
+
+def test_a_text_of_sys_exit_is_what_a_failure_says(tmp_path: Path) -> None:
+    member = {"by": "exit", "code": 1, "text": "no data\n", "exceptions": [exception("ValueError", "x")], "paths": []}
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps({"message": {"message": "ValueError: x", "errorCode": 1}, "elastic": member}))
+    assert ProcessFailure(0, 997, 1, str(file)).message == "no data"
+
+
+@pytest.mark.parametrize("member", [None, 7, {}, {"exceptions": 7, "text": 7}, {"exceptions": [7, 7], "text": ""}])
+def test_a_member_of_an_error_file_that_makes_no_sense_is_as_good_as_none(tmp_path: Path, member: object) -> None:
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps({"message": "ValueError: sad", "elastic": member}))
+    assert ProcessFailure(0, 997, 1, str(file)).message == "ValueError: sad"
+
+
+def test_a_worker_that_a_signal_has_ended_fails_as_torchs_unless_more_is_known() -> None:
+    place: dict[str, Any] = {"round": 1, "node_id": "n", "host": "h", "rank": 3, "local_rank": 1, "pid": 9}
+    incident = Incident(kind=IncidentKind.WORKER_FAILED, exit_code=-7, **place)
+    failure = failure_of(incident)
+    assert (failure.local_rank, failure.pid, failure.exitcode) == (1, 9, -7)
+    assert failure.message == "Signal 7 (SIGBUS) received by PID 9"
+    assert failure.error_file_data["message"]["message"] == incident.cause()
+    assert failure_of(replace(incident, message="HostOutOfMemory: x")).message == "HostOutOfMemory: x"
+    assert failure_of(replace(incident, exit_code=3)).message == "exited with code 3"
 
 
 def test_a_failed_job_is_made_of_a_name_and_failures_and_recorded_as_its_first(

@@ -178,12 +178,14 @@ class Worker:
         """Return why it failed; ``exit_code`` as of :class:`subprocess.Popen`. Plugins are asked once for each."""
         if self.found is None or self.found[0] != exit_code:
             ended = self.ended(node, exit_code, after)
-            plain = plain_cause(exit_code, read_error_file(Path(ended.error_file)), ended.stderr)
-            if (found := node.plugins.find_cause(ended)) is not None:
-                record = plain.record if found.record is None else found.record
-                plain = replace(found, detail=found.detail or plain.detail, record=record)
-            self.found = exit_code, plain
+            plain = plain_cause(exit_code, self.record(exit_code), ended.stderr)
+            found = node.plugins.find_cause(ended) or plain
+            self.found = exit_code, replace(found, detail=found.detail or plain.detail)
         return self.found[1]
+
+    def record(self, exit_code: int) -> Mapping[str, Any]:
+        """Return its error file as torch's ``@record`` would have written it; {} if it does not explain the exit."""
+        return as_torchs(read_error_file(Path(self.assignment.error_file)), exit_code)
 
     def failed_alike(self, node: Node, failure: Incident, after: float) -> bool:
         """Return True if it has failed, with the exception of ``failure``, or else with its message."""
@@ -200,12 +202,14 @@ class Worker:
         return cause.message[:MESSAGE_MAX_CHARACTERS] == failure.message
 
 
-def plain_cause(exit_code: int, error_file: Mapping[str, Any], stderr: str) -> Cause:
-    """Return the cause that needs no plugin: what a script wrote with ``@record``, or else the last line of stderr."""
-    recorded = as_torchs(error_file, exit_code) if exit_code >= 0 else {}
-    said = headline(message_of(recorded)) or last_line(stderr)
+def plain_cause(exit_code: int, record: Mapping[str, Any], stderr: str) -> Cause:
+    """Return the cause that needs no plugin: what a script wrote with ``@record``, or else the last line of stderr.
+
+    A program may have survived what ``@record`` wrote, if a signal has ended it.
+    """
+    said = headline(message_of(record) if exit_code >= 0 else "") or last_line(stderr)
     detail = last_lines(stderr.encode(), DETAIL_MAX_CHARACTERS)
-    return Cause(message=said, text=detail[-TEXT_MAX_CHARACTERS:], detail=detail, record=recorded)
+    return Cause(message=said, text=detail[-TEXT_MAX_CHARACTERS:], detail=detail)
 
 
 def killed_by(sent: Signal, cause: Cause) -> Cause:

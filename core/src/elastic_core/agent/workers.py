@@ -449,8 +449,8 @@ class WorkerGroup:
         self.reports.drain()  # the worker's end may be known before its last report is read
         sent = self._round.running.signals.get(worker.pid or 0)
         cause = worker.cause(self.node, code, self._after())
-        if cause.record:
-            self._round.records[worker.assignment.rank] = cause.record
+        if record := worker.record(code):
+            self._round.records[worker.assignment.rank] = record
         if sent is not None and code == -sent.signum:
             return self._fail(worker, killed_by(sent, cause))
         return self._fail(worker, cause, code)

@@ -58,8 +58,6 @@ def _checked(said: object, kind: type[T], wanted: str) -> T:
 
 def _checked_cause(said: object) -> Cause:
     cause = _checked(said, Cause, "a Cause")
-    if not isinstance(cause.record, Mapping | None):
-        raise TypeError(f"the cause's record is {reprlib.repr(cause.record)}, which is not a Mapping")
     if cause.kind not in CAUSES:
         raise ValueError(f"the cause's kind is {cause.kind.value}, which is not one of a worker that has failed")
     return replace(

@@ -17,7 +17,7 @@ from elastic_core import names_of
 
 NAMES = {
     "worker.channel": "INITIALIZED open_channel report",
-    "worker.error_file": "NO_MESSAGE as_torchs attach error_data message_of read_error_file record",
+    "worker.error_file": "MEMBER NO_MESSAGE as_torchs attach error_data message_of read_error_file record",
     "worker.fd_store": "held hold release",
     "worker.graceful_stop": "should_checkpoint somebody_leaves",
     "worker.stack_dump": "FILE_NAME SIGNAL SIGNAL_ALL SIGNAL_RUNNING ignore_requests_at_exit prepare",

@@ -8,7 +8,6 @@ another reason. Both sources are untrusted input, and nothing here raises.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import itertools
 import os
@@ -135,21 +134,13 @@ def is_ending(error_file: Mapping[str, Any]) -> bool:
     return isinstance(member, dict) and member.get("by") in (EXCEPTION, EXIT)
 
 
-def explains(error_file: Mapping[str, Any], exit_code: int) -> bool:
-    """Return True if an error file has a message, and explains an exit code."""
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        said = _message(error_file["message"])[0]
-        return bool(said.strip()) and _ends(error_file.get(MEMBER), exit_code, over=True)
-    return False
-
-
 def _ends(member: object, exit_code: int, over: bool) -> bool:
     """Return True if a record explains an exit code: a program may survive a ``sys.exit``, and the end of a thread.
 
     An exception that has ended the program does, although its process may crash after that.
     """
     if not isinstance(member, dict):
-        return exit_code >= 0  # torch's @record has written it
+        return exit_code >= 0  # torch's @record has written it, and the program may have gone on before a signal
     by = member.get("by")
     return (
         by == EXCEPTION or (by == EXIT and member.get("code") == exit_code) or (by == THREAD and over and exit_code > 0)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_causes import evidence, failure_recorder
-from elastic_causes.find import explains, find_cause, is_ending, named_checkpoint, telling_lines
+from elastic_causes.find import find_cause, is_ending, named_checkpoint, telling_lines
 from elastic_core import hookimpl
 from elastic_core.causes import DETAIL_MAX_CHARACTERS, EXCEPTION_EXIT_CODE, Cause, EndedWorker
 from elastic_core.host import find_counter
-from elastic_core.worker import as_torchs, read_error_file
+from elastic_core.worker import read_error_file
 
 if TYPE_CHECKING:
     from elastic_core.monitors import RunningRound
@@ -50,6 +50,4 @@ class CauseFinder:
         found = evidence.with_memory(found, worker, self._counter, self._kills)
         found = evidence.with_core_dump(found, worker)
         found = evidence.with_taken_port(found, worker, stderr)
-        checkpoint = named_checkpoint(found.paths, worker.config.checkpoint_path)
-        record = as_torchs(recorded, code) if explains(recorded, code) else {}
-        return replace(found, checkpoint=checkpoint, record=record)
+        return replace(found, checkpoint=named_checkpoint(found.paths, worker.config.checkpoint_path))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +21,93 @@ SCRIPT = Path(__file__).parent / "scripts" / "disk_ranks.py"
 pytestmark = pytest.mark.timeout(600)
 
 
+SCENE_MAX_SECONDS = 240.0  # with torch's import before the first one
 Play = Callable[..., tuple[list[dict[str, Any]], str]]
 
 
-@pytest.fixture(scope="module")
-def play() -> Iterator[Play]:
-    """Plays scenes, for which torch is imported once."""
-    pipe = subprocess.PIPE
-    theatre = subprocess.Popen([sys.executable, SCRIPT], stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+class Theatre:
+    """Plays scenes in a process that imports torch once; one that fails ends it with all ranks, and a new begins."""
 
-    def play(folder: Path, scene: str, *worlds: int) -> tuple[list[dict[str, Any]], str]:
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        self.limit = SCENE_MAX_SECONDS
+
+    def play(self, folder: Path, scene: str, *worlds: int) -> tuple[list[dict[str, Any]], str]:
         """Return the reports of the ranks, by act and rank, and their log."""
-        assert theatre.stdin is not None
-        assert theatre.stdout is not None
-        theatre.stdin.write(json.dumps([str(folder), scene, worlds]) + "\n")
-        theatre.stdin.flush()
-        code, log = theatre.stdout.readline().strip(), (folder / "log").read_text()
-        said = (folder / "said").read_text()
-        assert code == "0", said + log[-6000:]
+        try:
+            code = self._perform(json.dumps([str(folder), scene, worlds]))
+            said, log = (folder / "said").read_text(), (folder / "log").read_text()
+            assert code == "0", said + log[-6000:]
+        except BaseException:  # also the limit of pytest
+            self.close()
+            raise
         reports = [json.loads(line) for line in said.splitlines()]
         return sorted(reports, key=lambda facts: (facts["act"], facts["rank"])), log
 
-    with theatre:
-        try:
-            yield play
-        finally:  # also the ranks of a scene that hangs
-            os.killpg(theatre.pid, signal.SIGKILL)
+    def _perform(self, line: str) -> str:
+        """Return the exit code of a scene, '' if the process has ended, 'none' for a scene that hangs."""
+        if self.process is None:
+            pipe = subprocess.PIPE
+            command = [sys.executable, str(SCRIPT)]
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        if not select.select([self.process.stdout], [], [], self.limit)[0]:
+            return "none"
+        return self.process.stdout.readline().strip()
+
+    def close(self) -> None:
+        """End the process and all ranks, also those of a scene that hangs."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)  # it is not waited for yet, so its number is its own
+            self.process.communicate()
+        self.process = None
+
+
+@pytest.fixture(scope="module")
+def theatre() -> Iterator[Theatre]:
+    """The theatre of these tests."""
+    with closing(Theatre()) as theatre:
+        yield theatre
+
+
+@pytest.fixture
+def play(theatre: Theatre) -> Play:
+    """Plays scenes, for which torch is imported once."""
+    return theatre.play
+
+
+def living(group: int) -> list[str]:
+    """Return the processes of a group that have not ended; what init has not waited for has."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, _, its_group = path.read_text().rpartition(") ")[2].split()[:3]
+            if int(its_group) == group and state not in "XZ":
+                found.append(path.parent.name)
+    return found
+
+
+def test_the_ranks_of_a_scene_that_hangs_are_ended_and_later_scenes_are_played(
+    theatre: Theatre, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("first", "hangs", "last"):
+        (tmp_path / name).mkdir()
+    assert theatre.play(tmp_path / "first", "schedule", 1)[0]
+    assert theatre.process is not None
+    hung = theatre.process.pid
+    assert living(hung) == [str(hung)]
+    with monkeypatch.context() as patch:
+        patch.setattr(theatre, "limit", 3.0)
+        with pytest.raises(AssertionError, match="waits for ever"):
+            theatre.play(tmp_path / "hangs", "hangs", 2)
+    deadline = time.monotonic() + 10
+    while living(hung) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not living(hung)
+    assert theatre.play(tmp_path / "last", "schedule", 1)[0]
 
 
 def nodes(folder: Path, act: int, *names: str) -> None:

@@ -169,9 +169,7 @@ def _leave(path: Path, kind: str, value: object = None, *, by_value: bool = Fals
 
 def _dumps(value: object, *, by_value: bool) -> bytes:
     """Return a pickle that :func:`pickle.loads` reads; by value, the reader needs cloudpickle, too."""
-    if not by_value:
-        return pickle.dumps(value)
-    dumps: Callable[[object], bytes] = importlib.import_module("cloudpickle").dumps
+    dumps: Callable[[object], bytes] = importlib.import_module("cloudpickle" if by_value else "pickle").dumps
     return dumps(value)
 
 

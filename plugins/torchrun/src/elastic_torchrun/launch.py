@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -10,19 +11,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from elastic_core.causes import headline
+from elastic_core.causes import MESSAGE_MAX_CHARACTERS, headline
 from elastic_core.config import Program, ProgramKind, RunConfig, name as name_of
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import ExitCode, describe_exit, signal_name, signalled
 from elastic_core.incidents import Incident
 from elastic_core.plugins import load as load_plugins
-from elastic_core.worker import NO_MESSAGE, as_torchs, error_data, message_of, read_error_file
+from elastic_core.worker import MEMBER, NO_MESSAGE, as_torchs, error_data, message_of, read_error_file
 from elastic_torchrun import call
 from elastic_torchrun.errors import HandlerError
 from elastic_torchrun.launch_config import LaunchConfig, check_entrypoint, configure, warn_no_effect
@@ -32,6 +34,11 @@ __all__ = ["ChildFailedError", "LaunchConfig", "ProcessFailure", "SignalExceptio
 
 NOT_AVAILABLE = "<N/A>"  # torch's text for the name of no signal, and of no error file
 _NO_DATA: Mapping[str, Any] = MappingProxyType({"message": NO_MESSAGE})
+_QUOTED = re.compile(
+    r"(?:^Original |following error:\n)Traceback \(most recent call last\):\n(?:(?:[ \t].*)?\n)*(\S.*)", re.MULTILINE
+)
+"""The exception that a DataLoader or ``torch.multiprocessing.spawn`` quotes, of another process."""
+_INNER = re.compile(r"\bgot (\w+(?:Error|Exception)\(.{0,400}\))\s*$", re.MULTILINE)  # that torch.compile quotes
 
 
 @dataclass(slots=True)
@@ -46,17 +53,20 @@ class ProcessFailure:
     exitcode: int  # the exit code, or a signal's number, negative
     error_file: str  # ``<N/A>`` where the process has written none
     error_file_data: Mapping[str, Any] = field(default_factory=lambda: _NO_DATA, kw_only=True)  # as torch's @record's
-    message: str = field(default="", kw_only=True)  # one line: the exception, or how the process ended
+    message: str = field(default="", kw_only=True)  # one line: the exception, or else torch's text for a signal
     timestamp: int = field(default_factory=lambda: int(time.time()), kw_only=True)  # seconds since 1970, of the record
 
     def __post_init__(self) -> None:
-        self.message = self.message or describe_exit(self.exitcode)
+        by_signal = f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}"
+        self.message = self.message or (by_signal if self.exitcode < 0 else describe_exit(self.exitcode))
         data = read_error_file(Path(self.error_file))
         if not (shown := as_torchs(data, self.exitcode)):
             self.error_file = NOT_AVAILABLE
             return
-        self.error_file_data, self.timestamp = shown, _recorded_at(data)
-        self.message = headline(message_of(data))
+        self.error_file_data, self.message = shown, _exception_of(data)
+        with suppress(TypeError, ValueError, LookupError):  # torch's handler has not written it
+            message = shown["message"]
+            self.timestamp = int((message["extraInfo"] if isinstance(message, dict) else shown)["timestamp"])
 
     def signal_name(self) -> str:
         """``SIGKILL``; ``<N/A>`` where no signal ended it."""
@@ -69,25 +79,33 @@ class ProcessFailure:
 
 def failure_of(incident: Incident) -> ProcessFailure:
     """Return the failure of a worker of any node, without its error file, which stays on that node."""
-    message = incident.message or incident.cause()
+    code, cause = incident.exit_code or 1, incident.message or incident.cause()
     return ProcessFailure(
         local_rank=-1 if incident.local_rank is None else incident.local_rank,
         pid=incident.pid or 0,
-        exitcode=incident.exit_code or 1,
+        exitcode=code,
         error_file=NOT_AVAILABLE,
-        error_file_data=error_data(message, incident.detail),
-        message=message,
+        error_file_data=error_data(cause, incident.detail),
+        message=incident.message if code < 0 else cause,
     )
 
 
-def _recorded_at(data: Mapping[str, Any]) -> int:
-    """Return the time of the record in seconds since 1970, where torch's handler wrote it; else the time now."""
-    message = data.get("message")
-    extra = message.get("extraInfo") if isinstance(message, dict) else data
-    try:
-        return int(extra["timestamp"])  # type: ignore[index]  # or it raises
-    except (TypeError, ValueError, LookupError):
-        return int(time.time())
+def _exception_of(data: Mapping[str, Any]) -> str:
+    """Return the exception of an error file in one line, as the report has it: with one that it quotes or follows."""
+    said = message_of(data)
+    message = headline(said)
+    if quoted := _QUOTED.findall(said):
+        message = headline(quoted[-1])
+    elif (inner := _INNER.search(said)) is not None and inner[1] not in message:
+        message = f"{message}: {inner[1]}"
+    with suppress(LookupError, TypeError, AttributeError):  # elastic-causes has not written it
+        raised, exited = data[MEMBER]["exceptions"], data[MEMBER]["text"]
+        if exited:  # by ``sys.exit("the reason")`` while the exception was handled
+            return headline(exited)
+        others = [each for each in raised[1:] if not (each["group"] or each["type"].endswith("RemoteTraceback"))]
+        lines = [headline(f"{each['type']}: {each['text']}".removesuffix(": ")) for each in others]
+        message = f"{message}: {lines[0]}" if raised[0]["group"] else f"{message[:240]} (after {lines[-1][:240]})"
+    return message[:MESSAGE_MAX_CHARACTERS]
 
 
 class ChildFailedError(ElasticError):

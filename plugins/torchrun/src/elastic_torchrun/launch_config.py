@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastic_core.cli import FLAGS
+from elastic_core.cli import FLAGS, warn
 from elastic_core.config import (
     DEFAULT_ID,
     LINE_PREFIX,
@@ -178,7 +177,7 @@ def configure(config: LaunchConfig) -> RunConfig:
             f"rdzv_configs has no 'rank': with {config.rdzv_backend!r} each of the {nnodes.most} nodes needs a number.",
             hint="Give rdzv_configs={'rank': N}, counted from 0.",
         )
-    rank = _whole("rdzv_configs rank", given.pop("rank", 0)) if numbered else None
+    rank = read("rdzv_configs rank", str(given.pop("rank", 0)), parse.count_from_zero) if numbered else None
     node_rank = rank if backend in NUMBERED else None
     if config.rdzv_timeout != -1:
         given.setdefault("timeout" if options.handler else "join_timeout", config.rdzv_timeout)
@@ -250,18 +249,17 @@ def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, A
         raise UsageError(
             f"{reserved[0]} is no flag of a LaunchConfig.", hint="Its arguments have it under another name."
         )
-    mode, virtual = _numa_mode(config.numa_options), config.virtual_local_rank
-    of_plugin = {*([] if mode is None else [_NUMA]), *([] if virtual in (False, 0) else [_VIRTUAL])}
-    others = (config.flags.keys() - _FLAGS.keys()) | of_plugin
-    declared = declared_flags(catalogue) if others else {}
-    for name in sorted(others - declared.keys()):
-        raise not_declared(name)
     own = {name: getattr(config, name) for name in _FLAGS if name in _Arguments.__dataclass_fields__}
     values = {name: value for name, value in {**own, **config.flags}.items() if name not in _OTHERWISE}
     for name in _FILTERS:
         values[name] = tuple(values[name] or ())
-    if _VIRTUAL in of_plugin:
-        values[_VIRTUAL] = virtual
+    if config.virtual_local_rank not in (False, 0):
+        values[_VIRTUAL] = config.virtual_local_rank
+    mode = _numa_mode(config.numa_options)
+    others = (values.keys() - _FLAGS.keys()) | (set() if mode is None else {_NUMA})
+    declared = declared_flags(catalogue) if others else {}
+    for name in sorted(others - declared.keys()):
+        raise not_declared(name)
     found = {name: {**_FLAGS, **declared}[name].accept(value) for name, value in values.items()}
     if mode is not None:
         found[_NUMA] = read("numa_options", mode, declared[_NUMA].parse)
@@ -384,11 +382,6 @@ def _numa_mode(options: Any) -> str | None:
     return None if mode is None else str(getattr(mode, "value", mode))
 
 
-def warn(warning: str) -> None:
-    """Print a warning for the caller, one line on stderr."""
-    print(f"elastic: warning: {warning}", file=sys.stderr)
-
-
 def warn_no_effect(name: str, value: object = None) -> None:
     """Warn of an argument without effect, with its value if that is given."""
     warn(f"{name}{'' if value is None else f'={value!r}'} has no effect: {_NO_EFFECT[name]}.")
@@ -402,10 +395,3 @@ def read(name: str, text: str | None, meaning: Callable[[str], _T]) -> _T | None
         return None if text is None else meaning(text)
     except parse.Wrong as wrong:
         raise UsageError(f"{name}={text!r} {wrong}.{wrong.suggestion}") from None
-
-
-def _whole(name: str, value: object) -> int:
-    try:
-        return int(str(value))
-    except ValueError:
-        raise UsageError(f"{name}={value!r} is not a whole number.") from None

@@ -13,7 +13,7 @@ import sys
 import threading
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +45,7 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
     Raises:
         UsageError, PluginError, click.UsageError: Elastic does not take these arguments.
     """
-    from elastic_core.plugins import Catalogue, Plugins, load_backend
+    from elastic_core.plugins import Catalogue, Plugins, load, load_backend
 
     command = RunCommand(lambda: 0)
     command.add_help_option = False  # who asks torchrun for help gets torchrun's
@@ -62,6 +62,8 @@ def configuration(arguments: Sequence[str], warn: Callable[[str], None] = lambda
 
     config = configure(known, flags, os.environ, options_of, warn)
     backends[config.rdzv_backend].configure(config)  # it may refuse the run, and then it stays torch's own
+    if config.settings:
+        load(config, catalogue)  # and so may the plugins whose flags these are
     return config
 
 
@@ -175,9 +177,12 @@ def _replace_launch_agent(module: Any) -> None:
     @functools.wraps(torchs)
     def launch_agent(config: Any, entrypoint: Any, args: Sequence[Any], *others: Any, **named: Any) -> Any:
         def prepare() -> Job[Any]:
+            from elastic_core.plugins import load
             from elastic_torchrun import launch, launch_config
 
             run = launch_config.configure(launch_config.config_of(config, entrypoint, args))
+            if run.settings:
+                load(run)  # which may refuse the run
             return functools.partial(launch.launch, run, entrypoint, tuple(args))
 
         own = functools.partial(torchs, config, entrypoint, args, *others, **named)
@@ -271,8 +276,7 @@ def program(line: Sequence[str]) -> str:
 
 
 def _parent() -> str:
-    try:
+    line = b""
+    with suppress(OSError):
         line = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-    except OSError:
-        line = b""
     return program([os.fsdecode(word) for word in line.split(b"\0")])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -169,10 +170,14 @@ def unreadable(rig: Rig) -> None:
             disk.save({"weight": FULL * step}, step).result()
 
 
-SCENES: dict[str, Callable[[Rig], None]] = {
-    scene.__name__: scene
-    for scene in (resharding, local_directories, scattered, one_rank_fails, without_a_group, schedule, unreadable)
-}
+def hangs(rig: Rig) -> None:
+    """All ranks wait for what does not come."""
+    print("waits for ever", file=sys.stderr, flush=True)
+    signal.pause()
+
+
+_SCENES = resharding, local_directories, scattered, one_rank_fails, without_a_group, schedule, unreadable, hangs
+SCENES: dict[str, Callable[[Rig], None]] = {scene.__name__: scene for scene in _SCENES}
 
 
 def play(scene: Callable[[Rig], None], rig: Rig) -> None:

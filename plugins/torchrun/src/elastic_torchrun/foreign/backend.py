@@ -236,9 +236,8 @@ class HandlerNode(MemoryStore):
     def _is_excluded(self, entry: Entry, wanted: Round) -> bool:
         """Return True if a policy has excluded this host for good, and other nodes are enough."""
         assert self._own is not None
-        excluded = Exclusion(self._own.info.host_id) in entry.counters.excluded
         left_out = bool(wanted.members) and self._node_id not in wanted.group_ranks
-        return left_out and excluded
+        return left_out and Exclusion(self._own.info.host_id) in entry.counters.excluded
 
     # The roster, as the leader reads it ------------------------------------------------------------------------------
 
@@ -408,12 +407,9 @@ class HandlerNode(MemoryStore):
 
     def _finish(self) -> None:
         missing: list[int] = []
-        try:
+        with suppress(Exception):  # a store ends with its node, which leaves once all have finished
             if self._info is not None:
                 missing = exchange.finish(self._info, self._settings.exit_barrier, self._pause)
-        except Exception as exc:  # a store ends with its node, which leaves once all have finished
-            if isinstance(exc, exchange.Cancelled):
-                raise
         with self.changed:
             self._finished, self._missing = True, missing
             self._wake()

@@ -25,8 +25,8 @@ CARD_WAIT_SECONDS = 60.0  # how long to wait for the cards of a round, whose nod
 KEY_POLL_SECONDS = 0.05  # the interval at which keys are polled
 
 
-class Cancelled(Exception):
-    """The wait was cancelled because its outcome is not needed any more."""
+class Cancelled(BaseException):
+    """The wait was cancelled because its outcome is not needed any more; no error of a handler's store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

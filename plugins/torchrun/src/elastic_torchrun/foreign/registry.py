@@ -83,9 +83,8 @@ def using(handler: RendezvousHandler) -> Iterator[str]:
     try:
         yield name
     finally:
-        if before is None:
-            _factories.pop(name, None)
-        else:
+        _factories.pop(name, None)
+        if before is not None:
             _factories[name] = before
 
 

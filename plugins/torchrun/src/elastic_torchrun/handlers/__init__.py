@@ -72,8 +72,7 @@ def handler_over(
         token=read_token(os.environ, read.token_file),
         config=read.backend,
     )
-    uid = read.run_uid or scheduler_uid(os.environ)
-    return TorchrunHandler(connect, parameters, read, uid)
+    return TorchrunHandler(connect, parameters, read, read.run_uid or scheduler_uid(os.environ))
 
 
 class RendezvousGracefulExitError(RendezvousError):
