@@ -86,12 +86,12 @@ def elastic_find_cause(worker: EndedWorker) -> Cause | None:
     itself. Called so, too, for 0.25 s more and perhaps at the same time, with a traceback that stands last in stderr,
     without an error file: the console folds it if the cause follows from the loss of a peer.
 
-    All plugins are called. Of several answers, that of the last registered plugin counts, as a whole: only an empty
-    ``detail`` is filled in. So return None for a failure of which you know no more than
-    elastic-causes, whose answer comes last (``trylast``). Without an answer, the message is that of the script's
-    ``@record``, or the last line of stderr, the detail is the end of stderr, no failure follows from that of a peer,
-    and a taken port spends a restart. A plugin that raises, takes longer, or returns a value of another type is
-    reported, and its answer is None; one that is late is asked again once it has answered.
+    All plugins are called. Of several answers, that of the plugin registered last counts, as a whole: only an empty
+    ``detail`` is filled in. That of elastic-causes (``trylast``) counts if all others are None, so return None where
+    you know no more. Without an answer, the message is that of the script's ``@record``, or the last line of stderr,
+    the detail is the end of stderr, no failure follows from that of a peer, and a taken port spends a restart. A plugin
+    that raises, takes longer, or returns a value of another type is reported, and its answer is None; one that is late
+    is asked again once it has answered.
     """
 
 
@@ -103,11 +103,11 @@ def elastic_explain_failure(incident: Incident, text: str) -> Explanation | None
     lost node. ``text`` has the texts of the exception and of those that led to it, or what native code wrote last, at
     most 1,500 characters. The recovery waits for the answer, for 0.5 s at most, so the plugin must be quick.
 
-    All plugins are called. Of several answers, that of the last registered plugin counts; elastic-policies' comes last
-    (``trylast``). The answer becomes ``incident.explanation``, which the report, ``verdict.json``, the failure policies
-    and their ``history`` read. Of its name 100 characters are kept, of its advice 250. A plugin that raises, takes
-    longer, or returns a value of another type is reported, and its answer is None; one that is late is not asked again
-    before it has answered.
+    All plugins are called. Of several answers, that of the plugin registered last counts; that of elastic-policies
+    (``trylast``) if all others are None. The answer becomes ``incident.explanation``, which the report,
+    ``verdict.json``, the failure policies and their ``history`` read. Of its name 100 characters are kept, of its
+    advice 250. A plugin that raises, takes longer, or returns a value of another type is reported, and its answer is
+    None; one that is late is not asked again before it has answered.
     """
 
 

@@ -254,7 +254,7 @@ class RunningRound:
         self.progress.note_checkpoint(checkpoint, age, number=self.number)
 
     def fail(self, rank: int, message: str, *, name: str = "", kill: bool = False) -> None:
-        """Fail a living rank of this node, and with it the round, unless the round has failed or is being stopped.
+        """Fail a living rank, and with it the round, unless that has failed or ends, or the rank is of another node.
 
         Args:
             message: Why, for people: ``rank 3 <message>``, or the text of the exception ``name``.

@@ -171,7 +171,7 @@ class WatchedRound:
             self.end(found)
 
     def end(self, found: Report) -> None:
-        """End the rank for which the others wait, if it is here and nothing has moved at several looks."""
+        """End the rank for which the others wait, on the node that has it, if nothing has moved at several looks."""
         if found.looks < LOOKS:
             return
         steps = self._steps()
