@@ -145,6 +145,8 @@ class SimAgent:
         self.inbox, self.group = Inbox(self), SimWorkerGroup(self)
         self.supervisor: Supervisor | None = None
         self.run = ""
+        self.joined_at = 0.0
+        """When it joined that run."""
         self.exit_code: int | None = None
         self.why = ""
         self.signalled = self._rejoins = False
@@ -258,7 +260,7 @@ class SimAgent:
             world.checker.on_verdict_report(self, found)
             world.count("S6 a latecomer hears the verdict")
             return found.exit_code, found.why
-        self.run = found.ledger.head.run
+        self.run, self.joined_at = found.ledger.head.run, world.hub.now
         world.checker.on_join(self, found.ledger)
         plugins = SimpleNamespace(
             rendezvous_options=RendezvousOptions,

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 CONTACT_SECONDS = 7.0
 """Seconds of undisturbed contact with a store after which a node must have compared histories: a heartbeat, and the
 timeout of a client."""
+VISIBLE_SECONDS = 5.0
+"""Seconds in a run and in undisturbed contact after which a node's heartbeat has moved between two reads of the roster:
+an interval until the first read, one until the next heartbeat, and half of one for delays."""
 POLL_SECONDS = 1.0
 """Seconds between two checks of two rounds that train."""
 PRESUMED_ALIVE_SECONDS = 15.0
@@ -88,7 +91,7 @@ def check_overlap_known(world: World, one: Training, other: Training) -> None:
 
 
 def check_resume(world: World, replica: Replica, before: Entry | None, entry: Entry, body: Resume) -> None:
-    """S3: a RESUME continues a round that was written, over no other live run."""
+    """S3: a RESUME continues a round that was written, over no other run that goes on, unless that came before."""
     checker = world.checker
     if not world.lost_data:
         checker.fail("S3", f"{entry.author} resumes a run, and the store has lost nothing")
@@ -100,11 +103,36 @@ def check_resume(world: World, replica: Replica, before: Entry | None, entry: En
         world.count("S3 RESUME over an empty store")
     elif before.run == entry.run:
         world.count("S3 RESUME over what was put back")
+    elif before.run in body.opened.former:
+        world.count("S3 RESUME over a run that came before")
+        if not checker.histories.came_before(before.run, entry.run):
+            checker.fail("S3", f"{entry.author} resumes its run over run {before.run}, which did not come before it")
     else:
         world.count("S3 RESUME over another run")
-        outranked = checker.histories.newest_round(replica, before.run, skip=1)
-        if outranked is not None and not isinstance(before.body, Closed) and living_nodes(world, before.run):
-            checker.fail("S3", f"{entry.author} resumes its run over run {before.run}, which has had a round")
+        outranked, author = checker.histories.newest_round(replica, before.run, skip=1), world.agent(entry.author)
+        if author is None or not has_contact(world, author.host, 0.0):
+            return  # its RESUME may come long after its last look at the roster
+        alive = ", ".join(visible_nodes(world, replica, before.run))
+        if outranked is not None and not isinstance(before.body, Closed) and alive:
+            over = f"run {before.run}, which has had a round, and of which {alive} is alive"
+            checker.fail("S3", f"{entry.author} resumes its run over {over}")
+
+
+def visible_nodes(world: World, replica: Replica, run: str) -> list[str]:
+    """Return the nodes of a run that are alive to any node that has watched the roster of a server for ``lost_after``.
+
+    A node that joined just before the end of that, or had no contact, may have sent no heartbeat between two reads.
+    """
+    return [
+        agent.node_id
+        for agent in world.living()
+        if agent.run == run
+        and agent.node_id in replica.rows
+        and world.hub.now - agent.joined_at >= VISIBLE_SECONDS
+        and not (agent.leaving or agent.process.frozen)
+        and agent.host.channel.replica is replica
+        and has_contact(world, agent.host, VISIBLE_SECONDS)
+    ]
 
 
 def living_nodes(world: World, run: str, within: float = 0.0) -> list[str]:

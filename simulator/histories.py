@@ -25,6 +25,8 @@ class Histories:
     """The round before each round, in its own history."""
     forked: set[str] = field(default_factory=set)
     """Runs with two histories, since a store has lost one."""
+    opens: dict[str, Entry] = field(default_factory=dict)
+    """The OPEN of each run."""
     uids: dict[str, str | None] = field(default_factory=dict)
     """The scheduler's uid of each run."""
     commands: dict[str, Command] = field(default_factory=dict)
@@ -40,6 +42,7 @@ class Histories:
         """Record the newest entry of a server; return the one before it there."""
         self.written[entry.id] = entry
         if isinstance(entry.body, Open):
+            self.opens[entry.run] = entry
             self.uids[entry.run] = entry.body.scheduler_uid
             self.commands[entry.run] = entry.body.settings.command
         body, newest = entry.body, self._newest.get(entry.run, (0, 0))
@@ -68,6 +71,13 @@ class Histories:
     def has_round(self, run: str) -> bool:
         """Return True if a run has had a round, on any server."""
         return run in self._begun
+
+    def came_before(self, former: str, run: str) -> bool:
+        """Return True if a run was opened upon another one, or upon one that was."""
+        entry: Entry | None = self.opens.get(run)
+        while entry is not None and entry.run != former:
+            entry = self.written.get(entry.prev)
+        return entry is not None
 
     def newest(self, replica: Replica) -> Entry | None:
         """Return the newest entry on a server that a node wrote."""

@@ -31,6 +31,14 @@ STORE_DEFECTS: tuple[Defect, ...] = (
         1000,
     ),
     Defect(
+        "a run is resumed over one that goes on",
+        "restore",
+        "theirs and living_hosts(store, theirs, me, runtime)",
+        "False",
+        "data_loss",
+        3000,
+    ),
+    Defect(
         "nothing is put back",
         "overlap",
         "Overlap.BEHIND",

@@ -83,6 +83,7 @@ REACHED = (
     "S3 another history is adopted",
     "S3 RESUME over an empty store",
     "S3 RESUME over another run",
+    "S3 RESUME over a run that came before",
     "S3 RESUME of a round that is over",
     "S3 RESUME over what was put back",
     "S3 a node of a run that was lost joins another",

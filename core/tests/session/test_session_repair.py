@@ -168,6 +168,23 @@ def test_another_run_is_written_over_unless_a_node_of_it_is_alive(moves: bool, f
         assert body.opened.former == former
 
 
+def test_a_node_that_joins_another_run_as_the_look_at_it_ends_does_not_keep_this_one_from_being_resumed() -> None:
+    foreign = of_run(live("cd"), "foreign")
+    store = holding(of_run(start(), "foreign"), replace(foreign, head=replace(foreign.head, id="f2")))
+    store.enter("c", encode_row(replace(seen("c").row, run="foreign")))
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if sum(slept) >= foreign.settings.timing.lost_after:
+            store.enter("d", encode_row(replace(seen("d").row, run="foreign")))
+            store.heartbeat("d", 1, None)
+
+    restore(store, MINE, MEMORY, info("b"), replace(CLOCK, now=lambda: 70.0 + sum(slept), sleep=sleep))
+    assert {row.node_id for row in store.roster()} == {"c", "d"}
+    assert isinstance(entries(store)[-1].body, Resume)
+
+
 def test_a_node_that_was_away_for_long_leaps_over_tombstones() -> None:
     store = holding(*RUN)
     for index in (3, 4, 5):
