@@ -80,18 +80,17 @@ def elastic_find_cause(worker: EndedWorker) -> Cause | None:
     """Return why a worker failed; None if that is not known, or if nothing has failed.
 
     Called on the node of a worker that has failed, before the failure is reported; in a separate thread. The recovery
-    waits, so be quick: once all plugins together have taken 0.5 s in one round, none is asked in it any more. Called
-    also, with ``exit_code`` None, for each worker that runs while its round is broken, which may be about to end
-    because of the same failure or have caused it: return the cause that is to end it, None if it has not failed by
-    itself. Called so, too, for 0.25 s more and perhaps at the same time, with a traceback that stands last in stderr,
-    without an error file: the console folds it if the cause follows from the loss of a peer.
+    waits, so be quick: a plugin that has taken 0.5 s in one round is left off there. Asked once for a worker and its
+    exit code. Called also, with ``exit_code`` None, for each worker that runs while its round is broken, which may be
+    about to end because of the same failure or have caused it: return the cause that is to end it, None if it has not
+    failed by itself. Called so, too, perhaps at the same time, with a traceback that stands last in stderr, without an
+    error file, for 0.25 s in one round and without reports: the console folds it if it follows from the loss of a peer.
 
     All plugins are called. Of several answers, that of the plugin registered last counts, as a whole: only an empty
     ``detail`` is filled in. That of elastic-causes (``trylast``) counts if all others are None, so return None where
     you know no more. Without an answer, the message is that of the script's ``@record``, or the last line of stderr,
     the detail is the end of stderr, no failure follows from that of a peer, and a taken port spends a restart. A plugin
-    that raises, takes longer, or returns a value of another type is reported, and its answer is None; one that is late
-    is asked again once it has answered.
+    that raises, takes longer, or returns a value of another type is reported, and its answer is None.
     """
 
 
@@ -271,7 +270,7 @@ def elastic_worker_startup() -> Sequence[str] | None:
     own modules, so import what the interpreter has loaded by itself. A file that raises is left out; the program runs
     all the same. A program that takes no ``sitecustomize`` (``python -I``), or is not Python, executes none.
 
-    Called once, on the main thread, when the plugins of a run are loaded. The files of all plugins are executed in the
+    Called on the main thread, when the plugins of a run are loaded. The files of all plugins are executed in the
     order of their registration.
     """
 
@@ -352,8 +351,8 @@ def elastic_find_job(job: str | None) -> FoundJob | None:
 def elastic_configure(config: RunConfig) -> None:
     """Receive the run's configuration, so that a plugin can read its own settings there.
 
-    Called once, on the main thread, when the plugins of a run are loaded, before anything is started. Plugins are
-    called in the order of their registration.
+    Called on the main thread, when the plugins of a run are loaded, before anything is started. Plugins are called in
+    the order of their registration.
 
     Raises:
         UsageError: A setting is wrong. Ends the run with exit code 2.

@@ -14,7 +14,7 @@ from elastic_core.events import Event, Level
 from elastic_core.host.identity import installed_versions
 from elastic_core.incidents import Action, Explanation, History, Incident, IncidentKind, Verdict
 from elastic_core.monitors import RunningRound
-from elastic_core.plugins.manager import FINDING_SECONDS, Plugins
+from elastic_core.plugins.manager import Plugins
 from elastic_core.plugins.observers import Implementation
 from elastic_core.plugins.verdicts import LONGEST_ADVICE, LONGEST_NAME, LONGEST_REASON
 from elastic_core.protocol.roster import NodeInfo
@@ -33,7 +33,6 @@ class These(Plugins):
     def __init__(self, *given: Implementation) -> None:
         super().__init__()
         self.given, self.told = [*given], list[Event]()
-        self._finding_left = [PATIENCE, PATIENCE]
 
     def implementations(self, *hooks: str) -> list[Implementation]:
         return [one for one in self.given if one.hook in hooks]
@@ -348,6 +347,9 @@ def test_a_plugin_that_is_slow_to_explain_is_not_asked_again_before_it_has_answe
 # Causes --------------------------------------------------------------------------------------------------------------
 
 
+WITHOUT = "The failure is reported without it."
+
+
 def finds(plugin: str, find: Callable[[EndedWorker], object]) -> Implementation:
     return Implementation(plugin, "elastic_find_cause", find, ("worker",))
 
@@ -357,17 +359,29 @@ def failed(error_file: str = "error.json") -> EndedWorker:
     return cast(EndedWorker, SimpleNamespace(error_file=error_file))
 
 
-def test_causes_are_waited_for_no_longer_than_a_round_has_time_for_that() -> None:
-    plugins = These(finds("slow", lambda _: Cause(message="found")))
-    plugins._finding_left = [0.001, PATIENCE]
-    assert plugins.find_cause(failed(), timeout=PATIENCE) is None
-    plugins._finding_left = [PATIENCE, 0.001]
-    assert plugins.find_cause(failed(""), timeout=PATIENCE) is None
-    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="found")
-    assert plugins._finding_left[False] < PATIENCE
+def test_a_plugin_that_has_taken_its_time_for_causes_in_a_round_is_left_off_there_and_no_other() -> None:
+    slow, quick = finds("slow", lambda _: Cause(message="slow")), finds("quick", lambda _: Cause(message="quick"))
+    plugins = These(slow, quick)
+    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="slow")
+    (*_, failures), (*_, printed) = plugins._finding
+    assert failures.keys() == {slow, quick}
+    assert not printed
+    failures[slow] = PATIENCE
+    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="quick")
+    assert plugins.find_cause(failed(""), timeout=PATIENCE) == Cause(message="slow"), "on another thread"
     plugins.round_starts(RunningRound(2, "", (), Path()))
-    assert plugins._finding_left == [*FINDING_SECONDS]
+    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="slow")
     assert plugins.warnings == []
+
+
+def test_an_answer_with_which_a_plugin_takes_longer_than_it_has_in_a_round_is_late() -> None:
+    slow = finds("slow", lambda _: Cause(message="slow"))
+    plugins = These(slow)
+    plugins._finding[False][-1][slow] = PATIENCE - 1e-9
+    assert plugins.find_cause(failed(), timeout=PATIENCE) is None
+    assert plugins.warnings == [f"The plugin 'slow' did not find a cause within {PATIENCE:g} s. " + WITHOUT]
+    assert plugins.find_cause(failed(), timeout=PATIENCE) is None
+    assert len(plugins.warnings) == 1, "it is not asked again"
 
 
 def test_a_question_about_printed_text_displaces_none_about_a_failure() -> None:
@@ -379,6 +393,6 @@ def test_a_question_about_printed_text_displaces_none_about_a_failure() -> None:
         return Cause(message="found")
 
     plugins = These(finds("slow", find))
-    assert plugins.find_cause(failed(""), timeout=0.05) is None
+    assert plugins.find_cause(failed(""), timeout=0.1) is None
     assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="found")
     may_answer.set()

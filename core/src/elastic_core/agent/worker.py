@@ -111,7 +111,7 @@ class Worker:
     over: bool = False  # whether it had reported the end of its program when the stop of a broken round began
     sent: int = 0  # the last signal that the warden has sent it to end it
     failed_early: bool = False  # whether it has reported a failure before the warden has reported its start
-    found: tuple[int, Cause] | None = None  # the exit code whose cause was looked for last, and that cause
+    found: tuple[int, Cause, Mapping[str, Any]] | None = None  # the last exit code, why, and what is recorded
 
     @property
     def is_running(self) -> bool:
@@ -174,18 +174,15 @@ class Worker:
             over=self.reported.over,
         )
 
-    def cause(self, node: Node, exit_code: int, after: float) -> Cause:
-        """Return why it failed; ``exit_code`` as of :class:`subprocess.Popen`. Plugins are asked once for each."""
+    def cause(self, node: Node, exit_code: int, after: float) -> tuple[Cause, Mapping[str, Any]]:
+        """Return why it failed with ``exit_code``, and its error file in torch's form if that explains it, else {}."""
         if self.found is None or self.found[0] != exit_code:
             ended = self.ended(node, exit_code, after)
-            plain = plain_cause(exit_code, self.record(exit_code), ended.stderr)
+            record = as_torchs(read_error_file(Path(ended.error_file)), exit_code)
+            plain = plain_cause(exit_code, record, ended.stderr)
             found = node.plugins.find_cause(ended) or plain
-            self.found = exit_code, replace(found, detail=found.detail or plain.detail)
-        return self.found[1]
-
-    def record(self, exit_code: int) -> Mapping[str, Any]:
-        """Return its error file as torch's ``@record`` would have written it; {} if it does not explain the exit."""
-        return as_torchs(read_error_file(Path(self.assignment.error_file)), exit_code)
+            self.found = exit_code, replace(found, detail=found.detail or plain.detail), record
+        return self.found[1:]
 
     def failed_alike(self, node: Node, failure: Incident, after: float) -> bool:
         """Return True if it has failed, with the exception of ``failure``, or else with its message."""
@@ -196,7 +193,7 @@ class Worker:
             return usage and code == failure.exit_code
         if not failure.message:
             return False
-        cause = self.cause(node, code, after)
+        cause, _ = self.cause(node, code, after)
         if failure.exception:
             return (cause.exception, cause.where) == (failure.exception, failure.where)
         return cause.message[:MESSAGE_MAX_CHARACTERS] == failure.message

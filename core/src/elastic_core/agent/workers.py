@@ -101,7 +101,7 @@ class LocalRound:
 class WorkerGroup:
     """The local workers: which process is which rank, and which failure came first.
 
-    Methods are called on the agent's loop. Each of their waits ends after 0.5 s, those for causes after 0.5 s in all.
+    Methods are called on the agent's loop. Each of their waits ends after 0.5 s; causes have a little more in a round.
     """
 
     node: Node
@@ -447,12 +447,14 @@ class WorkerGroup:
         read = self.output.catch_up if worker.is_running else self.output.drain
         read([worker.streams], DRAIN_MAX_SECONDS)
         self.reports.drain()  # the worker's end may be known before its last report is read
+        if self._round.over and not self._round.cause_wanted:
+            return None  # a consequence
         sent = self._round.running.signals.get(worker.pid or 0)
-        cause = worker.cause(self.node, code, self._after())
-        if record := worker.record(code):
-            self._round.records[worker.assignment.rank] = record
+        cause, record = worker.cause(self.node, code, self._after())
         if sent is not None and code == -sent.signum:
             return self._fail(worker, killed_by(sent, cause))
+        if record and code != -worker.sent:
+            self._round.records[worker.assignment.rank] = record
         return self._fail(worker, cause, code)
 
     def _fail(
@@ -511,8 +513,8 @@ class WorkerGroup:
         """Return the cause that a worker of a round has printed last. Any thread may call this."""
         for worker in tuple(current.workers.values()):
             if worker.assignment.rank == rank:
-                ended = worker.ended(self.node, None, 0.0)
-                return self.node.plugins.find_cause(replace(ended, error_file="", stderr=stderr, records=False))
+                ended = replace(worker.ended(self.node, None, 0.0), error_file="", stderr=stderr, records=False)
+                return self.node.plugins.find_cause(ended)
         return None
 
     def _note_ended(self) -> Sequence[int]:
@@ -528,7 +530,7 @@ class WorkerGroup:
         self._round.cause_wanted = True
         living = [worker for worker in self.workers if worker.exit_code is None]
         self.output.catch_up([worker.streams for worker in living], DRAIN_MAX_SECONDS)
-        for worker in living:  # a plugin tells that from what it has recorded or printed
+        for worker in living:
             worker.raised = self.node.plugins.find_cause(worker.ended(self.node, None, self._after())) is not None
 
     def _publish_failure(self, incident: Incident, text: str = "") -> node_events.WorkerFailed:

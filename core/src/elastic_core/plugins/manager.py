@@ -12,7 +12,6 @@ import inspect
 import json
 import math
 import os
-import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 OBSERVING = ("elastic_observe", "elastic_run_starts", "elastic_run_ends")
 """The hooks of observers: a plugin that raises in one of them is switched off, and the job goes on."""
-FINDING_SECONDS = 0.5, 0.25  # for which causes are waited for in one round: of failures, and of printed tracebacks
 
 BACKENDS = (Group.RENDEZVOUS, Group.HANDLERS)  # the groups where a backend is looked for, in order
 
@@ -71,9 +69,9 @@ class Plugins:
         self.host_end = HostEnd()
         self.worker_startup: tuple[str, ...] = ()  # the files that each Python worker executes before its program
         self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
-        self._finding_left = [*FINDING_SECONDS]  # in this round
         self.unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
-        self._unanswered_printed: dict[Implementation, Future[Any]] = {}  # the last one about printed text
+        self._finding: list[Any] = [(self.publish, self.unanswered, {}), (lambda event: None, {}, {})]
+        """For ``verdicts.answers``, of failures and of printed text: report, last questions, seconds taken."""
         self.described: dict[str, str] = {}  # the words for each registered plugin in messages, by its name
         self.backend: object = None
 
@@ -149,14 +147,11 @@ class Plugins:
     def find_cause(self, worker: EndedWorker, *, timeout: float = 0.5) -> Cause | None:
         """Return why a worker of this node has failed, None if no plugin knows.
 
-        Blocks for ``timeout`` seconds at most, and for FINDING_SECONDS in one round. For one thread; any may ask for
-        the cause that a worker without an error file has printed.
+        Blocks for ``timeout`` seconds at most, and asks no plugin that has taken as long in this round. For one thread;
+        any may ask, and for half as long, for the cause that a worker without an error file has printed.
         """
-        began, printed = time.monotonic(), not worker.error_file
-        if (timeout := min(timeout, round(self._finding_left[printed], 2))) <= 0:
-            return None
-        found = self._answers("elastic_find_cause", timeout, printed=printed, worker=worker)
-        self._finding_left[printed] -= time.monotonic() - began
+        printed = not worker.error_file
+        found = self._answers("elastic_find_cause", timeout / (1 + printed), *self._finding[printed], worker=worker)
         return next((cause for _, cause in found), None)
 
     def explain_failure(self, incident: Incident, text: str = "", *, timeout: float = 0.5) -> Incident:
@@ -191,12 +186,11 @@ class Plugins:
         told = {"question": question, "answers": answers, "before": json.loads(before)}
         return next((report for _, report in self._answers("elastic_sum_up_answers", timeout, **told)), "null")
 
-    def _answers(self, hook: str, timeout: float, *, printed: bool = False, **facts: Any) -> list[tuple[str, Any]]:
+    def _answers(self, hook: str, timeout: float, *asked: Any, **facts: Any) -> list[tuple[str, Any]]:
         from elastic_core.plugins import verdicts  # with concurrent.futures: a healthy run never needs it
 
-        report = (lambda event: None) if printed else self.publish  # a user misses nothing
-        unanswered = self._unanswered_printed if printed else self.unanswered
-        return verdicts.answers(self.implementations(hook), facts, timeout, report, unanswered)
+        asked = asked or (self.publish, self.unanswered)
+        return verdicts.answers(self.implementations(hook), facts, timeout, *asked)
 
     # Gates -----------------------------------------------------------------------------------------------------------
 
@@ -238,7 +232,7 @@ class Plugins:
 
     def round_starts(self, round: RunningRound) -> None:
         """Show a round that is about to start workers on this node to the monitors. Raises nothing."""
-        self._finding_left = [*FINDING_SECONDS]
+        self._finding = [(*asked, {}) for *asked, _ in self._finding]
         for impl in self.implementations("elastic_round_starts"):
             try:
                 impl(round=round)

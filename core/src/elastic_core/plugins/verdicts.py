@@ -7,6 +7,7 @@ of another type or takes too long is reported, and its answer does not count.
 from __future__ import annotations
 
 import reprlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -145,23 +146,26 @@ def answers(
     timeout: float,
     report: Callable[[Event], None],
     unanswered: dict[Implementation, Future[Any]],
+    took: dict[Implementation, float] | None = None,
 ) -> list[tuple[str, Any]]:
     """Return the answers that plugins give within ``timeout`` seconds, with their names, in order, without None.
 
     Blocks until all have answered, or for so long. ``unanswered`` has the last question to each plugin: one that has
-    yet to answer that is not asked. ``report`` is called for each plugin that failed.
+    yet to answer that is not asked. ``took`` has the seconds that each has taken so far, where ``timeout`` is for all
+    questions: one that has taken longer is not asked. ``report`` is called for each plugin that failed.
     """
+    took = {} if took is None else took
     questions = {
-        plugin: asked(partial(_ask, plugin, facts), name=f"{AWAITED_HOOKS[plugin.hook].kind} {plugin.plugin}")
+        plugin: asked(partial(_ask, plugin, facts, took), name=f"{AWAITED_HOOKS[plugin.hook].kind} {plugin.plugin}")
         for plugin in plugins
-        if plugin not in unanswered or unanswered[plugin].done()
+        if (plugin not in unanswered or unanswered[plugin].done()) and took.get(plugin, 0.0) < timeout
     }
     unanswered.update(questions)
     wait(questions.values(), timeout=timeout)
     found = []
     for plugin, answer in questions.items():
         hook, name = AWAITED_HOOKS[plugin.hook], plugin.plugin
-        if not answer.done():
+        if not answer.done() or took.get(plugin, 0.0) >= timeout:
             message = f"The plugin {name!r} {hook.late.format(timeout=timeout, **facts)}"
             fields: dict[str, Field] = {"plugin": name, "timeout_s": timeout}
             report(Event(f"{hook.kind}_timed_out", message, Level.WARNING, fields))
@@ -173,6 +177,10 @@ def answers(
     return found
 
 
-def _ask(plugin: Implementation, facts: Mapping[str, Any]) -> Any:
-    said = plugin(**facts)
+def _ask(plugin: Implementation, facts: Mapping[str, Any], took: dict[Implementation, float]) -> Any:
+    began = time.monotonic()
+    try:
+        said = plugin(**facts)
+    finally:
+        took[plugin] = took.get(plugin, 0.0) + time.monotonic() - began
     return None if said is None else AWAITED_HOOKS[plugin.hook].check(said)

@@ -96,7 +96,7 @@ def _exception_of(data: Mapping[str, Any]) -> str:
     message = headline(said)
     if quoted := _QUOTED.findall(said):
         message = headline(quoted[-1])
-    elif (inner := _INNER.search(said)) is not None and inner[1] not in message:
+    elif "torch._" in message and (inner := _INNER.search(said)) is not None and inner[1] not in message:
         message = f"{message}: {inner[1]}"
     with suppress(LookupError, TypeError, AttributeError):  # elastic-causes has not written it
         raised, exited = data[MEMBER]["exceptions"], data[MEMBER]["text"]
