@@ -311,11 +311,8 @@ class SimAgent:
     def _judge(self, incident: Incident, history: History) -> Verdict:
         world = self.host.world
         assert self.supervisor is not None
-        session = self.supervisor.session
-        if (current := session.ledger.round) is not None:
-            known = verdicts.own_causes((node.row for node in session.watch.nodes.values()), current.number)
-            judged = verdicts.Judgement(incident, world.hub.now, known)
-            world.checker.judged[self.node_id, current.offer.id] = judged
+        if (current := self.supervisor.session.ledger.round) is not None:
+            world.checker.judged[self.node_id, current.offer.id] = incident
         if world.plan.policy_seconds:
             self._sleep(world.plan.policy_seconds * world.hub.random.random())
         if history.max_restarts is None or history.restarts < history.max_restarts:

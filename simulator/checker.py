@@ -51,7 +51,6 @@ from simulator.forgeries import Forgeries
 from simulator.graceful_stops import StopPlans
 from simulator.histories import Histories
 from simulator.proofs import Proofs
-from simulator.verdicts import Judgement
 
 if TYPE_CHECKING:
     from simulator.agent import SimAgent
@@ -101,7 +100,7 @@ class Checker:
     """Number of LEADER entries."""
     _nodes: dict[str, _Node] = field(default_factory=dict)
     histories: Histories = field(default_factory=Histories)
-    judged: dict[tuple[str, str], Judgement] = field(default_factory=dict)
+    judged: dict[tuple[str, str], Incident] = field(default_factory=dict)
     """The incident that a leader last passed to the policies, by its node id and the offer of the round."""
     _ranks: dict[tuple[str, int], str] = field(default_factory=dict)
     _agreed: dict[str, object] = field(default_factory=dict)

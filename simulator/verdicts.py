@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.entries import Entry, Halt, HaltReason, Round
-from elastic_core.protocol.leader_view import REPLACED_SECONDS
 from simulator import leave_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from elastic_core.protocol.roster import NodeRow
     from simulator.world import World
 
 DRIFT = 0.9
 """The least share of a delay, by the fastest clock of a plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A question of a leader to its policies: the failure, the time, and the nodes whose own causes it knew then."""
-
-    incident: Incident
-    at: float
-    known: frozenset[str]
 
 
 def verdict(world: World, _incident: Incident, _history: History) -> Verdict:
@@ -56,33 +42,23 @@ def check_round(world: World, entry: Entry, body: Round, before: Entry | None, e
         _check_excluded(world, entry, body, before, stays)
     if body.charged and earlier is not None:
         judged = world.checker.judged.get((entry.author, earlier.offer.id))
-        if judged is not None and entry.counters.failures[-1].failure.host != judged.incident.host:
-            world.checker.fail("L9", f"round {body.number} names another failure than {judged.incident.node_id}'s")
+        if judged is not None and entry.counters.failures[-1].failure.host != judged.host:
+            world.checker.fail("L9", f"round {body.number} names another failure than that of {judged.node_id}")
         check_judged_failure(world, entry, earlier, world.checker.histories.resolved[entry.id])
 
 
 def check_judged_failure(world: World, entry: Entry, earlier: Round, staying: Round) -> None:
-    """L9: the failure judged in the round ``earlier`` follows from no failure that a staying member has reported.
-
-    A member that is suspected after the HALT is not waited for: its report may come once the policies are asked.
-    """
+    """L9: the failure judged in the round ``earlier`` follows from no failure that a staying member has reported."""
     judged = world.checker.judged.get((entry.author, earlier.offer.id))
-    if judged is None or not judged.incident.follows_peer:
+    if judged is None or not judged.follows_peer:
         return
     world.count("L9 what follows from a peer's loss is judged, since nothing else is known")
-    halted_at = None if world.checker.histories.halt_before(entry) is None else _halted_at(world, entry)
-    waited = halted_at is not None and judged.at - halted_at >= DRIFT * REPLACED_SECONDS
     members = {member.node_id for member in staying.members}
-    for node_id in members & own_causes(leave_rules.read_before(world, entry.id, entry.run), earlier.number):
-        if node_id in judged.known or not waited:
-            world.checker.fail("L9", f"{judged.incident.node_id} is judged; {node_id} has failed by itself")
-        world.count("L9 the cause is reported once the policies are asked")
-
-
-def own_causes(rows: Iterable[NodeRow], number: int) -> frozenset[str]:
-    """Return the nodes whose rows report a failure in round ``number`` that follows from no other."""
-    reports = [(row.info.node_id, row.incident) for row in rows if row.incident is not None]
-    return frozenset(node_id for node_id, one in reports if one.round == number and not one.follows_peer)
+    for row in leave_rules.read_before(world, entry.id, entry.run):
+        cause = row.incident
+        known = cause is not None and cause.round == earlier.number and not cause.follows_peer
+        if known and row.info.node_id in members:
+            world.checker.fail("L9", f"{judged.node_id} is judged; {row.info.node_id} has failed by itself")
 
 
 def _halted_at(world: World, entry: Entry) -> float | None:
