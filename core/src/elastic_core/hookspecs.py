@@ -266,9 +266,10 @@ def elastic_worker_startup() -> Sequence[str] | None:
     A file has a function ``prepare(at_end)``, which is called in the worker's main thread. ``at_end(function)`` has a
     function called when the interpreter ends, after all that ``atexit`` calls, also in its forks; its result is
     ignored, and it must not raise. The file is executed by its path, not imported, in a fresh interpreter and in a fork
-    of a starter alike, and each start waits for it. What it imports stays in the worker, and in front of the program's
-    own modules, so import what the interpreter has loaded by itself. A file that raises is left out; the program runs
-    all the same. A program that takes no ``sitecustomize`` (``python -I``), or is not Python, executes none.
+    of a starter alike, and each start waits for it. A module that it imports stays in the worker's ``sys.modules`` and
+    hides a module of the program with that name, so import only modules that the interpreter loads by itself. A file
+    that raises is left out; the program runs all the same. A program that takes no ``sitecustomize`` (``python -I``),
+    or is not Python, executes none.
 
     Called on the main thread, when the plugins of a run are loaded. The files of all plugins are executed in the
     order of their registration.
@@ -309,7 +310,7 @@ def elastic_count_workers(word: str, environ: Mapping[str, str]) -> int | None:
     Called in ``elastic run``, for the plugin of the group ``elastic.worker_counts`` only whose entry point has the name
     of the word (``hpu = "elastic_gaudi.plugin"``; ``cpu`` is core's), on the main thread, before anything is started,
     and again if a scheduler's defaults change the launch. ``--no_plugin`` does not leave off a word. Another number, or
-    None, is an error.
+    None, is an error. The variables of ``environ``, the agent's environment, may hide devices from workers.
 
     Raises:
         UsageError: There is nothing of its kind here. Ends the run with exit code 2.

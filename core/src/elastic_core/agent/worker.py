@@ -111,7 +111,7 @@ class Worker:
     over: bool = False  # whether it had reported the end of its program when the stop of a broken round began
     sent: int = 0  # the last signal that the warden has sent it to end it
     failed_early: bool = False  # whether it has reported a failure before the warden has reported its start
-    found: tuple[int, Cause, Mapping[str, Any]] | None = None  # the last exit code, why, and what is recorded
+    found: tuple[int, Cause, Mapping[str, Any]] | None = None  # the result of :meth:`cause`, after its exit code
 
     @property
     def is_running(self) -> bool:
