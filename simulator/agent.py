@@ -311,8 +311,12 @@ class SimAgent:
     def _judge(self, incident: Incident, history: History) -> Verdict:
         world = self.host.world
         assert self.supervisor is not None
-        if (current := self.supervisor.session.ledger.round) is not None:
-            world.checker.judged[self.node_id, current.offer.id] = incident
+        ledger, watch = self.supervisor.session.ledger, self.supervisor.session.watch
+        if (current := ledger.round) is not None:
+            rows = tuple(node.row for node in watch.nodes.values())
+            cut_off = self.host.now() < watch.gap_at + ledger.settings.timing.lost_after
+            judged = verdicts.Judgement(incident, world.hub.now, rows, cut_off)
+            world.checker.judged[self.node_id, current.offer.id] = judged
         if world.plan.policy_seconds:
             self._sleep(world.plan.policy_seconds * world.hub.random.random())
         if history.max_restarts is None or history.restarts < history.max_restarts:

@@ -51,6 +51,7 @@ from simulator.forgeries import Forgeries
 from simulator.graceful_stops import StopPlans
 from simulator.histories import Histories
 from simulator.proofs import Proofs
+from simulator.verdicts import Judgement
 
 if TYPE_CHECKING:
     from simulator.agent import SimAgent
@@ -100,8 +101,8 @@ class Checker:
     """Number of LEADER entries."""
     _nodes: dict[str, _Node] = field(default_factory=dict)
     histories: Histories = field(default_factory=Histories)
-    judged: dict[tuple[str, str], Incident] = field(default_factory=dict)
-    """The incident that a leader last passed to the policies, by its node id and the offer of the round."""
+    judged: dict[tuple[str, str], Judgement] = field(default_factory=dict)
+    """The last question of a leader to its policies, by its node id and the offer of the round."""
     _ranks: dict[tuple[str, int], str] = field(default_factory=dict)
     _agreed: dict[str, object] = field(default_factory=dict)
     resized_at: dict[str, float] = field(default_factory=dict)

@@ -538,6 +538,7 @@ DEFECTS: tuple[Defect, ...] = (
         "judged is None or halt.reason is not HaltReason.FAILURE or judged == halt.incident",
         "True",
         "causes",
+        first=1700,
     ),
     # Sizes
     Defect(

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elastic_core.incidents import Action, History, Incident, Verdict
-from elastic_core.protocol.entries import Entry, Halt, HaltReason, Round
+from elastic_core.protocol.counters import as_record
+from elastic_core.protocol.entries import Entry, Halt, HaltReason, Leader, Round
+from elastic_core.protocol.leader_view import LAST_CHANCE_SECONDS, REPLACED_SECONDS
 from simulator import leave_rules
 
 if TYPE_CHECKING:
+    from elastic_core.protocol.roster import NodeRow
     from simulator.world import World
 
 DRIFT = 0.9
 """The least share of a delay, by the fastest clock of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A question of a leader to its policies.
+
+    Attributes:
+        incident: The failure.
+        at: The time.
+        rows: The rows that the leader knew then.
+        cut_off: Whether the leader had been cut off, and other nodes might not be back yet (L1).
+    """
+
+    incident: Incident
+    at: float
+    rows: tuple[NodeRow, ...]
+    cut_off: bool
 
 
 def verdict(world: World, _incident: Incident, _history: History) -> Verdict:
@@ -29,11 +51,12 @@ def check_round(world: World, entry: Entry, body: Round, before: Entry | None, e
         return
     halt = world.checker.histories.halt_before(entry)
     if world.plan.delay and body.charged:
-        halted_at = _halted_at(world, entry)
+        halting = _halt_before(world, entry)
+        passed = math.inf if halting is None else world.hub.now - world.checker.halted_at[halting.id]
         if halt is None:
             world.checker.fail("L11", f"round {body.number} follows a failure at once")
-        elif halted_at is not None and world.hub.now - halted_at < DRIFT * world.plan.delay:
-            world.checker.fail("L11", f"round {body.number} follows after {world.hub.now - halted_at:.1f} s")
+        elif passed < DRIFT * world.plan.delay:
+            world.checker.fail("L11", f"round {body.number} follows after {passed:.1f} s")
         else:
             world.count("L11 a round is delayed")
     resized = halt is not None and halt.reason is HaltReason.RESIZE
@@ -42,31 +65,56 @@ def check_round(world: World, entry: Entry, body: Round, before: Entry | None, e
         _check_excluded(world, entry, body, before, stays)
     if body.charged and earlier is not None:
         judged = world.checker.judged.get((entry.author, earlier.offer.id))
-        if judged is not None and entry.counters.failures[-1].failure.host != judged.host:
-            world.checker.fail("L9", f"round {body.number} names another failure than that of {judged.node_id}")
+        if judged is not None and not _is_named(judged.incident, entry):
+            world.checker.fail("L9", f"round {body.number} names another failure than {judged.incident.node_id}'s")
         check_judged_failure(world, entry, earlier, world.checker.histories.resolved[entry.id])
 
 
 def check_judged_failure(world: World, entry: Entry, earlier: Round, staying: Round) -> None:
-    """L9: the failure judged in the round ``earlier`` follows from no failure that a staying member has reported."""
+    """L9: the failure judged in the round ``earlier`` follows from no failure that a staying member has reported.
+
+    A member that is suspected since it has not read the HALT is not waited for: its report may come once the policies
+    are asked.
+    """
     judged = world.checker.judged.get((entry.author, earlier.offer.id))
-    if judged is None or not judged.follows_peer:
+    if judged is None or not judged.incident.follows_peer:
         return
     world.count("L9 what follows from a peer's loss is judged, since nothing else is known")
     members = {member.node_id for member in staying.members}
+    suspected = _suspected(world, entry, judged)
     for row in leave_rules.read_before(world, entry.id, entry.run):
         cause = row.incident
         known = cause is not None and cause.round == earlier.number and not cause.follows_peer
+        if known and row.info.node_id in members - suspected:
+            world.checker.fail("L9", f"{judged.incident.node_id} is judged; {row.info.node_id} has failed by itself")
         if known and row.info.node_id in members:
-            world.checker.fail("L9", f"{judged.node_id} is judged; {row.info.node_id} has failed by itself")
+            world.count("L9 a suspected member reports the cause once the policies are asked")
 
 
-def _halted_at(world: World, entry: Entry) -> float | None:
-    """Return the time of the HALT before an entry; None if the run was resumed since."""
+def _suspected(world: World, entry: Entry, judged: Judgement) -> set[str]:
+    """Return the nodes that may have been suspected when the policies were asked, after the HALT before an entry."""
+    if (halt := _halt_before(world, entry)) is None:
+        return set()
+    before = world.checker.histories.written.get(halt.prev)
+    deposed = before is not None and isinstance(before.body, Leader)
+    least = LAST_CHANCE_SECONDS if deposed else REPLACED_SECONDS
+    if judged.cut_off or judged.at - world.checker.halted_at[halt.id] < DRIFT * least:
+        return set()
+    return {row.info.node_id for row in judged.rows if row.head < halt.index}
+
+
+def _is_named(judged: Incident, entry: Entry) -> bool:
+    """Return True if the newest failure of an entry is the judged one, but for its progress: rows may have more."""
+    progress = {"step": None, "new_checkpoint": False, "moved": False}
+    return replace(entry.counters.failures[-1].failure, **progress) == replace(as_record(judged), **progress)
+
+
+def _halt_before(world: World, entry: Entry) -> Entry | None:
+    """Return the newest HALT before an entry; None if there is none, or the run was resumed since."""
     written = world.checker.histories.written
     while (before := written.get(entry.prev)) is not None:
         if isinstance(before.body, Halt):
-            return world.checker.halted_at[before.id]
+            return before
         entry = before
     return None
 
