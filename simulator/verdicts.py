@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.counters import as_record
@@ -105,7 +105,7 @@ def _suspected(world: World, entry: Entry, judged: Judgement) -> set[str]:
 
 def _is_named(judged: Incident, entry: Entry) -> bool:
     """Return True if the newest failure of an entry is the judged one, but for its progress: rows may have more."""
-    progress = {"step": None, "new_checkpoint": False, "moved": False}
+    progress: dict[str, Any] = {"step": None, "new_checkpoint": False, "moved": False}
     return replace(entry.counters.failures[-1].failure, **progress) == replace(as_record(judged), **progress)
 
 
