@@ -18,6 +18,7 @@ from elastic_core.warden.channel import Channel
 from elastic_core.warden.linux import Process, running_process
 from elastic_core.warden.process import WardenProcess
 from elastic_core.warden.spawn import Child, Kind
+from elastic_core.warden.stop import STUCK_AFTER_SECONDS
 from elastic_testing.race import PATIENCE
 
 
@@ -97,3 +98,21 @@ def test_a_fence_that_goes_off_while_another_still_kills_is_the_same(
     warden._read_start(child)
     warden._run_deadlines()
     assert (ends[0].receive(), warden._fences) == ([({"event": "fenced"}, [])], 1)
+
+
+def test_a_process_that_survives_sigkill_is_reported_once(
+    warden: WardenProcess,
+    ends: tuple[Channel, Channel],
+    stubborn: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits in the kernel, for a disk or a device. The agent withdraws its node then (rule L3)."""
+    worker = running_process(stubborn.pid)
+    assert worker is not None
+    monkeypatch.setattr(process, "descendants", lambda root, without: [worker])
+    stop = warden._stop(signal.SIGTERM, grace=0.0)
+    stop.killed = {worker: 100.0}  # it got SIGKILL then
+    for now in (100.0 + STUCK_AFTER_SECONDS - 1.0, 100.0 + STUCK_AFTER_SECONDS, 100.0 + 2 * STUCK_AFTER_SECONDS):
+        warden._kill_all(stop, now)
+    ((told, _),) = ends[0].receive()
+    assert (told["event"], told["pid"], told["name"]) == ("stuck", stubborn.pid, "sleep")

@@ -1,7 +1,7 @@
 """Leave memory with this worker's agent, for the workers of the next round on this node.
 
 The agent (``agent/fd_store.py``) keeps descriptors of ``memfd_create``, each under a name that all workers of the node
-share, until they are released or the job ends in whatever way; then the memory is freed.
+share, until they are released or the agent ends in whatever way; then the memory is freed.
 """
 
 from __future__ import annotations
