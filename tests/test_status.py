@@ -48,8 +48,8 @@ def test_a_job_is_seen_from_outside_with_its_nodes_and_why_restarts_were_spent(
 
 STEPPING = """
 import os, signal
-import elastic_core.worker.fd_store as fd_store
 from elastic_core import report
+from elastic_torch.memory import fd_store
 from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC
 report(step=7 + int(os.environ["RANK"]))
 if os.environ["RANK"] == "0":

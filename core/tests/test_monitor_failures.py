@@ -59,13 +59,15 @@ def test_no_exception_of_a_monitor_reaches_the_agent(running: RunningRound, publ
     running.look_last(broken)
     running.read_output(broken)
     running.answer_snapshot(broken)
+    running.serve("keep", lambda packet, descriptors: str(1 // len(descriptors)))
     [look] = running.callbacks.last_looks
     assert look(PlannedStop(30.0, 5.0)) is None
-    assert running.callbacks.find_snapshot({}) is None
+    assert running.callbacks.find_snapshot() is None
+    assert running.callbacks.obey({"type": "keep"}, [])
     assert running.readers.open(0) == []
-    assert len(published) == 3
+    assert len(published) == 4
     assert running.readers.open(0) == []
-    assert len(published) == 3, "each is called no more"
+    assert len(published) == 4, "each is called no more"
 
 
 def test_a_reader_that_raises_gets_no_more_of_its_stream(running: RunningRound, published: list[Event]) -> None:

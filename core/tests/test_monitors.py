@@ -137,6 +137,14 @@ def test_an_empty_note_takes_the_note_back(round: RunningRound) -> None:
 
 
 def test_of_several_monitors_the_first_one_answers_for_snapshots(round: RunningRound) -> None:
-    round.answer_snapshot(lambda held: (1, held["a"]))
-    round.answer_snapshot(lambda held: (9, 9))
-    assert round.callbacks.find_snapshot({"a": 7}) == (1, 7)
+    round.answer_snapshot(lambda: (1, 7))
+    round.answer_snapshot(lambda: (9, 9))
+    assert round.callbacks.find_snapshot() == (1, 7)
+
+
+def test_of_several_monitors_the_first_one_serves_the_packets_of_a_type(round: RunningRound) -> None:
+    round.serve("keep", lambda packet, descriptors: f"{packet['name']} came with {descriptors}")
+    round.serve("keep", lambda packet, descriptors: "")
+    with pytest.raises(ValueError, match=r"^x came with \[7\]$"):
+        round.callbacks.obey({"type": "keep", "name": "x"}, [7])
+    assert not round.callbacks.obey({"type": "give"}, [])

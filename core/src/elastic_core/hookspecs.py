@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastic_core.events import Event
     from elastic_core.gates import JoinedRun, JoinGate, StartGate
     from elastic_core.incidents import Explanation, History, Incident, Verdict
-    from elastic_core.monitors import LeftMemory, RunningRound
+    from elastic_core.monitors import AgentEnd, RunningRound
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer
     from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
@@ -213,7 +213,7 @@ def elastic_train_state() -> type[TrainingState] | None:
     and the like inside the function, not at the top of its module. Called in turn are the plugins of the group
     ``elastic.worker`` that the run names with ``--plugin`` or ``ELASTIC_PLUGINS``, the last named first; then
     elastic-torch, whose answer is ``elastic_torch.TrainState``. All nodes of a run must name the same ones. State that
-    is to outlive a worker goes to the agent (``elastic_core.worker.fd_store``) or to a disk.
+    is to outlive a worker goes to a disk, or to a plugin of the agent (``RunningRound.serve``).
     """
 
 
@@ -227,14 +227,14 @@ def elastic_init_process_group() -> Callable[..., None] | None:
 
 
 @hookspec
-def elastic_rescue(left: LeftMemory) -> None:
-    """Write the training state to disk that is only in memory files of workers.
+def elastic_agent_ends(end: AgentEnd) -> None:
+    """Release what the plugin keeps in memory for workers, and write to disk what no other node continues from.
 
-    Called if workers have left files with the agent, and no other node continues from them: the job has failed, its
-    store is lost, or the last node leaves. Called once, on the main thread, when the agent and its workers have ended;
-    all plugins are called in turn. The exit waits: write with ``left.run``, which limits the time and ends at a signal,
-    and publish the result as ``rescued`` or ``rescue_failed``. A plugin that raises is reported as ``rescue_failed``,
-    as are the files if no plugin has this hook; the agent ends as it would have.
+    Called once, on the main thread, when the agent and its workers have ended; all plugins are called in turn.
+    ``end.is_last()`` tells whether the memory of this node is the last: the job has failed, its store is lost, or the
+    last node leaves. The exit waits: write with ``end.run``, which limits the time and ends at a signal, and publish
+    the result as ``rescued`` or ``rescue_failed``. A plugin that raises is reported as ``rescue_failed``, and the agent
+    ends as it would have.
     """
 
 

@@ -1,4 +1,4 @@
-"""The public view of a round on this node, and of what its workers leave in memory, for plugins.
+"""The public view of a round on this node, and of the end of an agent, for plugins.
 
 A plugin that implements ``elastic_round_starts`` is a *monitor*. It gets a :class:`RunningRound`, registers callbacks
 there, and starts its own threads for work that blocks. All methods may be called from any thread. Once the round is
@@ -286,12 +286,21 @@ class RunningRound:
         check_name(name)
         self.post(Asked(self.number, name, None if value is None else encode(value, VALUE_MAX_BYTES)))
 
-    def answer_snapshot(self, find: Callable[[Mapping[str, int]], tuple[int, int] | None]) -> None:
-        """Have ``find(held)`` return the round and step of the newest snapshot in memory, for ``elastic status``.
+    def serve(self, kind: str, obey: Callable[[Mapping[str, Any], list[int]], str]) -> None:
+        """Have ``obey(packet, descriptors)`` called for each packet of this ``type`` that a worker sends its agent.
 
-        ``held`` has the memory files that workers have left with the agent (``elastic_core.worker.fd_store``): their
-        descriptors by name. It is called on the agent's loop every few seconds, also after the round, and must return
-        within a millisecond. As with :meth:`answer`, the first monitor to call this answers.
+        A packet is a JSON object with a ``type`` other than core's own (``elastic_core.worker.open_channel``), with at
+        most two descriptors. Those that are kept are taken out of the list; the agent closes the others. It is called
+        on the agent's loop and must return within a millisecond: why the packet is malformed, which is reported, or ''.
+        As with :meth:`answer`, the first monitor to call this serves.
+        """
+        self.callbacks.servers.setdefault(kind, Guarded(obey, self.publish))
+
+    def answer_snapshot(self, find: Callable[[], tuple[int, int] | None]) -> None:
+        """Have ``find()`` return the round and step of the newest snapshot in memory, for ``elastic status``.
+
+        It is called on the agent's loop every few seconds, also after the round, and must return within a millisecond.
+        As with :meth:`answer`, the first monitor to call this answers.
         """
         self.callbacks.snapshot_finders.append(Guarded(find, self.publish))
 
@@ -317,20 +326,21 @@ class RunningRound:
 
 
 @dataclass(frozen=True)
-class LeftMemory:
-    """The memory files that workers have left with an agent that ends, and that are gone with it.
+class AgentEnd:
+    """The end of an agent, with which all that plugins keep for its workers in memory is gone.
 
     Attributes:
-        held: Their descriptors by name (``elastic_core.worker.fd_store``); the agent closes them.
         node: The name of this node.
         publish: Publishes an event of this node.
         received: Returns which signal that ends the agent has come, in words; '' for none.
+        is_last: Returns whether no other node continues from the memory of this node. It may take as long as a call to
+            the store.
     """
 
-    held: Mapping[str, int]
     node: str
     publish: Callable[[Event], None] = field(repr=False)
     received: Callable[[], str] = field(default=str, repr=False)
+    is_last: Callable[[], bool] = field(default=lambda: True, repr=False)
 
     def run(self, work: Callable[[threading.Event], _Found], patience: float) -> tuple[_Found, str]:
         """Return the result of ``work(stop)``, which runs on another thread, and why it was told to stop: '' if not.
@@ -385,12 +395,25 @@ class MonitorCallbacks:
         self.followers: list[tuple[str, Callable[[Any], object]]] = []
         self.last_words: list[tuple[Callable[[], object], float]] = []
         self.last_looks: list[Callable[[PlannedStop], Event | None]] = []
-        self.snapshot_finders: list[Callable[[Mapping[str, int]], tuple[int, int] | None]] = []
+        self.servers: dict[str, Callable[[Mapping[str, Any], list[int]], str | None]] = {}
+        self.snapshot_finders: list[Callable[[], tuple[int, int] | None]] = []
         self._passed: Future[None] | None = None  # done once followers have taken the newest report
 
-    def find_snapshot(self, held: Mapping[str, int]) -> tuple[int, int] | None:
+    def obey(self, packet: Mapping[str, Any], descriptors: list[int]) -> bool:
+        """Pass a packet to the monitor that serves its type; return False if none does.
+
+        Raises:
+            ValueError: It is malformed.
+        """
+        if (serve := self.servers.get(packet["type"])) is None:
+            return False
+        if why := serve(packet, descriptors):
+            raise ValueError(why)
+        return True
+
+    def find_snapshot(self) -> tuple[int, int] | None:
         """Return the round and step of the newest snapshot in memory; None where no monitor knows one."""
-        return self.snapshot_finders[0](held) if self.snapshot_finders else None
+        return self.snapshot_finders[0]() if self.snapshot_finders else None
 
     def find(self, name: str, value: str) -> str:
         """Return the answer to a question, whose value is JSON, as JSON; ``null`` where no monitor has one."""

@@ -1,22 +1,16 @@
-"""A worker that leaves a memory file ``train/0/0`` with its agent: ``keeper.py MARK``.
-
-It makes the file MARK then, and stays, or exits with 1 where that file was there before.
-"""
+"""A worker that gives its agent a memory file with a packet of the type ``keep``, and stays."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
+import socket
 
-from elastic_core.worker.fd_store import hold
+from elastic_core.worker import open_channel
 
 fd = os.memfd_create("train")
 os.write(fd, b"step 7")
-assert hold("train/0/0", fd)
-mark = Path(sys.argv[1])
-if mark.exists():
-    sys.exit(1)
-mark.touch()
+with open_channel() as agent:
+    assert agent is not None
+    socket.send_fds(agent, [b'{"type": "keep", "name": "train"}'], [fd])
 signal.pause()

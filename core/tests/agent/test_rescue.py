@@ -22,7 +22,7 @@ from elastic_core.agent.report import Ending
 from elastic_core.agent.rescue import received
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
-from elastic_core.monitors import LeftMemory
+from elastic_core.monitors import AgentEnd
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed
 
@@ -86,24 +86,22 @@ def raises(error: BaseException) -> Callable[[], Ending]:
 
 
 class Node:
-    """A node with a memory file of its workers, and the plugins that rescue it."""
+    """A node, and its plugins."""
 
     def __init__(self, loop: EventLoop) -> None:
         self.published: list[Event] = []
         self.plugins = Plugins()
-        self.held = {"train/0/0": 5, "train/rescue": 6, "other": 7}
         self.resources: Any = SimpleNamespace(
             node=SimpleNamespace(publish=self.published.append, plugins=self.plugins, info="host:1"),
-            group=SimpleNamespace(reports=SimpleNamespace(fd_store=SimpleNamespace(held=self.held))),
             signals={SIGNAL},
             loop=loop,
         )
 
-    def install(self, name: str, call: Callable[[LeftMemory], object]) -> None:
+    def install(self, name: str, call: Callable[[AgentEnd], object]) -> None:
         class Plugin:
             @hookimpl
-            def elastic_rescue(self, left: LeftMemory) -> None:
-                call(left)
+            def elastic_agent_ends(self, end: AgentEnd) -> None:
+                call(end)
 
         self.plugins.register(name, Plugin())
 
@@ -125,13 +123,12 @@ def node() -> Iterator[Node]:
         yield Node(loop)
 
 
-def test_plugins_get_what_workers_have_left(node: Node) -> None:
-    seen: list[LeftMemory] = []
+def test_all_plugins_are_told_of_the_end(node: Node) -> None:
+    seen: list[AgentEnd] = []
     node.install("a", seen.append)
     node.install("b", seen.append)
     assert node.end(Loop(lambda: Ending(1, "it failed"))) == []
-    assert len(seen) == 2
-    assert ({*seen[0].held}, seen[0].node) == ({"train/0/0", "train/rescue", "other"}, "host:1")
+    assert [(end.node, end.is_last()) for end in seen] == 2 * [("host:1", True)]
 
 
 @pytest.mark.parametrize(
@@ -149,32 +146,20 @@ def test_decisions_are_written_only_after_a_defect(node: Node, end: Callable[[],
     assert loop.wrote_decisions is written
 
 
-def test_without_a_plugin_it_is_lost_and_that_is_published(node: Node) -> None:
-    lost = f"what workers have left in memory as other, train is lost: {rescue.NOT_WRITTEN}"
-    assert node.end(Loop(lambda: Ending(1, "it failed"))) == [("rescue_failed", lost)]
-
-
-def test_if_workers_have_left_nothing_no_plugin_is_called(node: Node) -> None:
-    node.install("a", lambda left: pytest.fail("it was called"))
-    node.held.clear()
-    assert node.end(Loop(lambda: Ending(1, "it failed"))) == []
-
-
 def test_an_interrupted_agent_leaves_it_to_the_others_and_one_with_a_defect_does_not(node: Node) -> None:
-    seen: list[LeftMemory] = []
-    node.install("a", seen.append)
+    seen: list[bool] = []
+    node.install("a", lambda end: seen.append(end.is_last()))
     node.end(Loop(raises(KeyboardInterrupt()), others=True))
-    assert seen == []
     node.end(Loop(raises(RuntimeError("a defect")), others=True))
-    assert len(seen) == 1
+    assert seen == [False, True]
 
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_if_a_plugin_raises_the_agent_ends_as_it_had_and_the_next_plugin_is_called(node: Node, failed: bool) -> None:
-    def full(left: LeftMemory) -> None:
+    def full(end: AgentEnd) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    seen: list[LeftMemory] = []
+    seen: list[AgentEnd] = []
     node.install("other", seen.append)
     node.install("full", full)
     ending = Ending(143, "stopped")
@@ -186,8 +171,7 @@ def test_if_a_plugin_raises_the_agent_ends_as_it_had_and_the_next_plugin_is_call
     [event] = node.published
     assert (event.name, event.message) == (
         "rescue_failed",
-        "what workers have left in memory as other, train is lost: writing it failed with "
-        "OSError(24, 'Too many open files')",
+        "what workers have left in memory with the plugin 'full' is lost: OSError(24, 'Too many open files')",
     )
     assert len(seen) == 1
 
@@ -198,6 +182,7 @@ def test_a_defect_of_the_question_for_others_does_not_replace_the_ending(node: N
             raise ValueError("a defect")
 
     ending = Ending(143, "stopped")
+    node.install("a", lambda end: end.is_last())
     assert node.run(Defective(lambda: ending)) is ending
     assert [event.name for event in node.published] == ["rescue_failed"]
 
@@ -207,24 +192,24 @@ def test_the_work_is_told_to_stop_by_a_signal(node: Node) -> None:
         os.kill(os.getpid(), SIGNAL)
         return stop.wait(60)
 
-    left = LeftMemory({}, "n", node.published.append, partial(received, node.resources.loop.untaken_signals))
-    assert left.run(work, 60.0) == (True, "the agent received SIGUSR1")
+    end = AgentEnd("n", node.published.append, partial(received, node.resources.loop.untaken_signals))
+    assert end.run(work, 60.0) == (True, "the agent received SIGUSR1")
 
 
 def test_the_work_is_told_to_stop_by_a_signal_that_came_while_the_agent_closed(node: Node) -> None:
     seen: list[tuple[bool, str]] = []
-    node.install("a", lambda left: seen.append(left.run(threading.Event.is_set, 60.0)))
+    node.install("a", lambda end: seen.append(end.run(threading.Event.is_set, 60.0)))
     node.end(Loop(lambda: Ending(143, "stopped"), closing=lambda: os.kill(os.getpid(), SIGNAL)))
     assert seen == [(True, "the agent received SIGUSR1")]
 
 
 def test_the_work_has_so_many_seconds_and_some_more_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = LeftMemory({}, "n", lambda event: None)
-    assert left.run(lambda stop: stop.wait(60), 0.0) == (True, "writing has taken 0 s")
+    end = AgentEnd("n", lambda event: None)
+    assert end.run(lambda stop: stop.wait(60), 0.0) == (True, "writing has taken 0 s")
     monkeypatch.setattr(monitors, "ABORT_SECONDS", 0.0)
     released = threading.Event()
     with pytest.raises(TimeoutError, match="writing has taken 0 s, and the disk does not answer"):
-        left.run(lambda stop: released.wait(60), 0.0)
+        end.run(lambda stop: released.wait(60), 0.0)
     released.set()
 
 
@@ -233,4 +218,4 @@ def test_the_error_of_the_work_is_raised() -> None:
         raise ValueError("a defect")
 
     with pytest.raises(ValueError, match="a defect"):
-        LeftMemory({}, "n", lambda event: None).run(work, 60.0)
+        AgentEnd("n", lambda event: None).run(work, 60.0)

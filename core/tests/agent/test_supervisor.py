@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedErro
 from elastic_core.events import Event
 from elastic_core.host.addresses import HeldPort
 from elastic_core.host.identity import boot_id, network_id
-from elastic_core.monitors import LeftMemory
+from elastic_core.monitors import AgentEnd, RunningRound
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.node_events import AnswerFound, Stop
@@ -121,14 +121,27 @@ def test_a_node_that_has_joined_and_cannot_begin_leaves_no_row(
 
 
 class Rescuer:
-    """A plugin that reads what workers have left."""
+    """A plugin that keeps memory files for workers, and reads them in the end; it makes a file once it has one."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Path) -> None:
         self.found: dict[str, bytes] = {}
+        self._mark, self._held = mark, dict[str, int]()
 
     @hookimpl
-    def elastic_rescue(self, left: LeftMemory) -> None:
-        self.found.update({name: os.pread(fd, 100, 0) for name, fd in left.held.items()})
+    def elastic_round_starts(self, round: RunningRound) -> None:
+        round.serve("keep", self._keep)
+
+    def _keep(self, packet: Mapping[str, Any], descriptors: list[int]) -> str:
+        self._held[packet["name"]] = descriptors.pop()
+        self._mark.touch()
+        return ""
+
+    @hookimpl
+    def elastic_agent_ends(self, end: AgentEnd) -> None:
+        for name, fd in self._held.items():
+            if end.is_last():
+                self.found[name] = os.pread(fd, 100, 0)
+            os.close(fd)
 
 
 class Listener:
@@ -143,7 +156,8 @@ class Listener:
 
 
 def test_an_agent_that_fails_has_plugins_rescue_memory_and_writes_its_decisions(job: Job, tmp_path: Path) -> None:
-    mark, rescuer, listener = tmp_path / "mark", Rescuer(), Listener()
+    mark, listener = tmp_path / "mark", Listener()
+    rescuer = Rescuer(mark)
 
     class Defective(LocalBackend):
         def connect(self) -> Defective:
@@ -154,12 +168,12 @@ def test_an_agent_that_fails_has_plugins_rescue_memory_and_writes_its_decisions(
                 raise ValueError("a defect")
             return super().heartbeat(*args, **more)
 
-    command = (str(Path(__file__).with_name("keeper.py")), str(mark))
+    command = (str(Path(__file__).with_name("keeper.py")),)
     program = Program(ProgramKind.EXECUTABLE, sys.executable, command)
     config = replace(CONFIG, program=program, log_dir=tmp_path / "logs")
     with pytest.raises(RuntimeError, match="a thread of the session failed"):
         job.run(config, Defective, rescuer=rescuer, listener=listener)
-    assert rescuer.found == {"train/0/0": b"step 7"}
+    assert rescuer.found == {"train": b"step 7"}
     [row] = LocalBackend(job.store).roster()
     assert (decode_roster_row(row).phase, decode_roster_row(row).leaving) == (Phase.STOPPED, True), (
         "nobody waits for it meanwhile"

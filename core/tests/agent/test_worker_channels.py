@@ -6,7 +6,8 @@ import math
 import os
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -199,6 +200,28 @@ def test_descriptors_that_a_worker_sends_along_are_closed(agent: Agent) -> None:
         socket.send_fds(worker, [INITIALIZED], [0, 1, 2])
         assert agent.hears() == [Initialized(1)]
         assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_packet_of_another_type_goes_to_what_serves_it_with_its_descriptors(agent: Agent) -> None:
+    kept: list[int] = []
+
+    def keep(packet: Mapping[str, Any], descriptors: list[int]) -> bool:
+        if packet.get("name") != "a":
+            raise ValueError("it has no name")
+        kept.append(descriptors.pop(0))
+        return True
+
+    agent.reports.obey = keep
+    with agent.reports.open(1) as worker:
+        socket.send_fds(worker, [b'{"type": "keep", "name": "a"}'], [0, 1])
+        assert agent.hears() == []
+        before = sorted(os.listdir("/proc/self/fd"))
+        assert os.path.sameopenfile(kept[0], 0)
+        assert not os.get_inheritable(kept[0])
+        socket.send_fds(worker, [b'{"type": "keep"}'], [0, 1])
+        assert agent.hears() == [NotUnderstood(1, "it has no name")]
+        assert sorted(os.listdir("/proc/self/fd")) == before
+    os.close(kept[0])
 
 
 @pytest.mark.parametrize(

@@ -384,7 +384,7 @@ def test_monitors_look_once_more_at_a_round_that_was_stopped_as_planned(node: No
     class Monitor:
         @hookimpl
         def elastic_round_starts(self, round: RunningRound) -> None:
-            round.answer_snapshot(lambda held: (1, 6))
+            round.answer_snapshot(lambda: (1, 6))
             round.look_last(lambda stop: round.report_checkpoint(Checkpoint(5), 1.0))
             round.look_last(self.look)
 

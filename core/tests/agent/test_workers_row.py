@@ -16,7 +16,7 @@ from elastic_core.protocol.roster import SPREAD_ABOVE_MEMBERS, LocalWorkers, Sav
 def group() -> WorkerGroup:
     """Return a group whose clock, progress and snapshots the test sets."""
     parts: dict[str, Any] = dict.fromkeys(("node", "warden", "output", "reports"), SimpleNamespace())
-    group = WorkerGroup(**{**parts, "reports": SimpleNamespace(fd_store=SimpleNamespace(held={}))})
+    group = WorkerGroup(**{**parts, "reports": SimpleNamespace()})
     for tag, (rank, pid) in enumerate([(4, 11), (5, None)]):
         worker = Worker(assignment=SimpleNamespace(rank=rank), streams=None, pid=pid)  # type: ignore[arg-type]
         group._round.workers[tag] = worker  # its rank is enough
@@ -36,7 +36,7 @@ def look(
     known = progress or {4: (Progress(step=7), 2.0)}
     node: Any = SimpleNamespace(now=lambda: now)
     table: Any = SimpleNamespace(newest=lambda: known, last_checkpoint=lambda: checkpoint)
-    group.node, group.progress, group.round.callbacks.snapshot_finders[:] = node, table, [lambda held: snapshot]
+    group.node, group.progress, group.round.callbacks.snapshot_finders[:] = node, table, [lambda: snapshot]
     return group.describe_workers(heartbeat, store)
 
 

@@ -8,7 +8,7 @@ General layout:
   its end. ``directories``: its slot on this host, and its log and temporary directories. ``registration``: what a node
   tells the job when it joins. ``gates``: the plugins' checks before that, and their delay of the start of workers.
 * ``workers``: the workers of one round, each a ``worker``. ``worker_channels``: the agent's side of the control
-  channels. ``fd_store``: memory files that outlive workers. ``worker_store``: the store that a node offers to them.
+  channels. ``worker_store``: the store that a node offers to them.
 * ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` gives them their shape, and ``console``
   writes to the terminal.
 * ``rescue``: has plugins write the training state that is only in memory to disk after the agent has ended.

@@ -1,8 +1,4 @@
-"""Runs an agent to its end, and has plugins write to disk what is then only in its workers' memory files.
-
-Workers leave memory files with their agent (``fd_store.py``), which are gone with it. What is in them is known to the
-library that wrote them: its plugin implements ``elastic_rescue``.
-"""
+"""Runs an agent to its end, and has plugins rescue what is then only in its memory (``elastic_agent_ends``)."""
 
 from __future__ import annotations
 
@@ -18,20 +14,18 @@ from elastic_core.agent.resources import Resources
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
-from elastic_core.monitors import LOOK_SECONDS, LeftMemory
+from elastic_core.monitors import LOOK_SECONDS, AgentEnd
 from elastic_core.protocol.entries import Closed
-
-NOT_WRITTEN = "no plugin of this agent writes it to disk. Install the library with which the script keeps its state"
 
 
 def run(agent: Supervisor) -> Ending:
-    """Run an agent to its end, close it, and rescue its memory if no other node continues from that.
+    """Run an agent to its end, close it, and have plugins rescue its memory if no other node continues from that.
 
     This is done also if the agent raises an :class:`Exception`, since all other nodes may fail in the same way. Its
     newest decisions are written then, too. Other exceptions, such as KeyboardInterrupt, stop this node only. The caller
     closes its resources afterwards.
     """
-    ending, failed, resources = None, False, agent.resources
+    ending, failed = None, False
     try:
         with closing(agent):
             ending = agent.run()
@@ -40,12 +34,8 @@ def run(agent: Supervisor) -> Ending:
         failed = ending is None
         raise
     finally:
-        try:
-            held = resources.group.reports.fd_store.held
-            if held and is_needed(ending, agent.closed, agent.leaves_others, failed=failed):
-                _rescue(resources, agent.signalled_at)
-        except Exception as error:  # must not replace the agent's own ending or exception
-            _publish_lost(resources, f"writing it failed with {error!r}")
+        is_last = partial(is_needed, ending, agent.closed, agent.leaves_others, failed=failed)
+        _tell_plugins(agent.resources, agent.signalled_at, is_last)
         if failed:
             agent.publish_decisions()
 
@@ -81,20 +71,15 @@ def received(signals: Callable[[], list[int]], signalled_at: float | None = None
     return f"the agent received {signal_name(ends[0])}" if ends else ""
 
 
-def _rescue(resources: Resources, signalled_at: float | None) -> None:
-    of_node = (resources.group.reports.fd_store.held, str(resources.node.info), resources.node.publish)
-    left = LeftMemory(*of_node, partial(received, resources.loop.untaken_signals, signalled_at))
-    plugins = resources.node.plugins.implementations("elastic_rescue")
-    if not plugins:
-        _publish_lost(resources, NOT_WRITTEN)
-    for plugin in plugins:
+def _tell_plugins(resources: Resources, signalled_at: float | None, is_last: Callable[[], bool]) -> None:
+    """Call the plugins at the agent's end; what one raises must not replace the agent's own ending or exception."""
+    node = resources.node
+    end = AgentEnd(
+        str(node.info), node.publish, partial(received, resources.loop.untaken_signals, signalled_at), is_last
+    )
+    for plugin in node.plugins.implementations("elastic_agent_ends"):
         try:
-            plugin(left=left)
+            plugin(end=end)
         except Exception as error:
-            _publish_lost(resources, f"writing it failed with {error!r}")
-
-
-def _publish_lost(resources: Resources, why: str) -> None:
-    names = ", ".join(sorted({name.partition("/")[0] for name in resources.group.reports.fd_store.held}))
-    message = f"what workers have left in memory as {names} is lost: {why}"
-    resources.node.publish(Event("rescue_failed", message, Level.ERROR))
+            message = f"what workers have left in memory with the plugin {plugin.plugin!r} is lost: {error!r}"
+            node.publish(Event("rescue_failed", message, Level.ERROR))

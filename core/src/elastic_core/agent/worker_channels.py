@@ -2,8 +2,8 @@
 
 A channel is a socketpair of packets, whose other end the worker and its forks inherit. So end-of-file means nothing.
 Packets are short JSON objects of known types. The agent never blocks on a channel: it stops reading one that sends too
-much for the rest of a second, and drops a notice for which there is no room. Descriptors in a packet are closed, except
-those that the fd store keeps.
+much for the rest of a second, and drops a notice for which there is no room. A monitor may serve packets of other types
+(``RunningRound.serve``), and keep their descriptors; all others are closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from elastic_core.agent.fd_store import FdStore
 from elastic_core.progress import LARGEST_STEP, Progress, check_report
 from elastic_core.protocol.node_events import Notice
 from elastic_core.warden.channel import close_all
@@ -108,7 +107,8 @@ class Reports:
         self._clock = clock
         self._ready = selectors.EpollSelector()
         self._channels: dict[int, _Channel] = {}  # by tag
-        self.fd_store = FdStore()  # kept over rounds
+        self.obey: Callable[[Mapping[str, Any], list[int]], bool] = lambda packet, descriptors: False
+        """Passes a packet of another type to the monitor that serves it; returns False if none does."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when :meth:`receive` has something to read."""
@@ -176,9 +176,8 @@ class Reports:
         self._channels.clear()
 
     def close(self) -> None:
-        """Close all channels and the fd store, whose files are gone."""
+        """Close all channels."""
         self.clear()
-        self.fd_store.close()
         self._ready.close()
 
     def _listen_no_more(self, channel: _Channel) -> None:
@@ -205,7 +204,7 @@ class Reports:
             if not packet and _has_ended(channel.end):
                 raise EOFError
             message = _parse(packet)
-            return () if descriptors and self.fd_store.obey(message, descriptors) else self._note(channel, message)
+            return self._note(channel, message, descriptors)
         except BlockingIOError:
             return None
         except (OSError, EOFError):  # the descriptor stays open
@@ -217,7 +216,7 @@ class Reports:
         finally:
             close_all(descriptors)
 
-    def _note(self, channel: _Channel, message: Mapping[str, Any]) -> Sequence[Report]:
+    def _note(self, channel: _Channel, message: Mapping[str, Any], descriptors: list[int]) -> Sequence[Report]:
         """Note a report of a worker; return what the loop is told of it.
 
         Raises:
@@ -247,7 +246,7 @@ class Reports:
                 return (Stepped(tag),) if first else ()
             case worker_end.PROGRESS:
                 channel.observe(check_report(message))
-            case name:
+            case name if not self.obey(message, descriptors):
                 raise ValueError(f"its type is {name[:40]!r}, which is not known here")
         return ()
 

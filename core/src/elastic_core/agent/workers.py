@@ -376,7 +376,7 @@ class WorkerGroup:
 
     def _newest_snapshot(self) -> tuple[int, int] | None:
         """Return the round and step of the newest snapshot that workers keep in memory."""
-        return self._round.running.callbacks.find_snapshot(self.reports.fd_store.held)
+        return self._round.running.callbacks.find_snapshot()
 
     def error_record(self, incident: Incident | None) -> Mapping[str, Any] | None:
         """Return the error file of a failed worker of this node; None if there is none."""
@@ -505,7 +505,7 @@ class WorkerGroup:
             publish=self.node.publish,
             look=self._round.views,
         )
-        self.progress.catch_up = running.readers.catch_up
+        self.progress.catch_up, self.reports.obey = running.readers.catch_up, running.callbacks.obey
         self.node.plugins.round_starts(running)
         self.output.begin(running.readers, partial(self._printed_cause, self._round))
 

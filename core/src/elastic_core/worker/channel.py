@@ -25,7 +25,6 @@ STEP, LEAVES, PROGRESS = "step", "leaves", "progress"
 script reports (``progress.py``)."""
 PLAN, STOP_AT, GO_ON = "plan", "stop_at", "go_on"
 """Notices, from the agent: hold after the next report; stop after ``step``; do not wait any longer."""
-HOLD, HELD, RELEASE = "hold", "held", "release"  # requests to the agent: keep a descriptor, give one, close one
 KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)  # of the descriptor; another file may have got its number meanwhile
 
 

@@ -23,8 +23,9 @@ import pytest
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.rescue import received
 from elastic_core.events import Event
-from elastic_core.monitors import LeftMemory, RunningRound
-from elastic_torch.memory import agent
+from elastic_core.monitors import AgentEnd, RunningRound
+from elastic_torch.memory.agent import Snapshots
+from elastic_torch.memory.fd_store import FdStore
 from elastic_torch.memory.rescue_files import Written, requests, snapshots, worth_writing, write
 from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, WRITING, KeptSnapshot, Request, Target
 from elastic_torch.version import Stamp
@@ -54,9 +55,16 @@ class Memory:
         given = tuple(Target(str(path), spare) for path, spare in targets)
         self.put(f"{name}/rescue", Request(name, "abc", whole, ["old", 1, 2], saved, given).packed())
 
+    def plugin(self) -> Snapshots:
+        """The agent's plugin, which keeps these files."""
+        plugin = Snapshots()
+        plugin.store = FdStore()
+        plugin.store.held.update({name: os.dup(fd) for name, fd in self.held.items()})
+        return plugin
+
     def rescue(self, publish: Callable[[Event], None], node: str = "n") -> None:
         with closing(EventLoop({signal.SIGUSR1})) as loop:
-            agent.elastic_rescue(LeftMemory(self.held, node, publish, partial(received, loop.untaken_signals)))
+            self.plugin().elastic_agent_ends(AgentEnd(node, publish, partial(received, loop.untaken_signals)))
 
 
 @pytest.fixture
@@ -390,7 +398,7 @@ def test_a_signal_from_before_the_writing_leaves_the_directory_as_it_was(memory:
     said: list[Event] = []
     with closing(EventLoop({signal.SIGUSR1})) as loop:
         os.kill(os.getpid(), signal.SIGUSR1)
-        agent.elastic_rescue(LeftMemory(memory.held, "n", said.append, partial(received, loop.untaken_signals)))
+        memory.plugin().elastic_agent_ends(AgentEnd("n", said.append, partial(received, loop.untaken_signals)))
     assert [event.name for event in said] == ["rescuing", "rescue_failed"]
     assert said[1].message == (
         f"the snapshot of step 7 is lost: {tmp_path}/there: there was no more time (the agent received SIGUSR1)"
@@ -400,24 +408,52 @@ def test_a_signal_from_before_the_writing_leaves_the_directory_as_it_was(memory:
 
 def test_the_newest_snapshot_of_all_is_shown(memory: Memory) -> None:
     round = RunningRound(1, "run", ["n"], Path())
-    agent.elastic_round_starts(round)
-    assert round.callbacks.find_snapshot(memory.held) is None
+    Snapshots().elastic_round_starts(round)
+    assert round.callbacks.find_snapshot() is None
     memory.snapshot("train/0/0", 2, 7)
     memory.snapshot("other/0/0", 3, 4)
     memory.snapshot("other/0/1", 4, 1, complete=False)
-    assert round.callbacks.find_snapshot(memory.held) == (3, 4)
+    plugin, round = memory.plugin(), RunningRound(1, "run", ["n"], Path())
+    plugin.elastic_round_starts(round)
+    assert round.callbacks.find_snapshot() == (3, 4)
+    plugin.elastic_agent_ends(AgentEnd("n", lambda event: None, is_last=lambda: False))
+    assert round.callbacks.find_snapshot() is None
+
+
+def test_files_that_cannot_be_written_are_named(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    memory.put("train/0/0", b"")
+    memory.put("other", b"")
+    monkeypatch.setattr("elastic_torch.memory.rescue_files.rescue", full)
+    said: list[Event] = []
+    before, plugin = os.listdir("/proc/self/fd"), memory.plugin()
+    plugin.elastic_agent_ends(AgentEnd("n", said.append))
+    assert [(event.name, event.message) for event in said] == [
+        (
+            "rescue_failed",
+            "what workers have left in memory as other, train is lost: writing it failed with "
+            "OSError(24, 'Too many open files')",
+        )
+    ]
+    assert os.listdir("/proc/self/fd") == before
 
 
 SNAPSHOT_IN_AN_AGENT = """
 import os, sys, threading
-from elastic_torch.memory import agent
-parts = {f"elastic_torch.memory.{name}" for name in ("snapshot_format", "rescue_files")}
+from elastic_torch.memory.agent import Snapshots
+parts = {f"elastic_torch.memory.{name}" for name in ("fd_store", "snapshot_format", "rescue_files")}
 assert not parts & {*sys.modules}
-assert agent.newest({}) is None
+snapshots = Snapshots()
+assert snapshots.newest() is None
+from elastic_torch.memory.fd_store import FdStore
 from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC
 fd = os.memfd_create("train")
 os.write(fd, HEADER.pack(MAGIC, COMPLETE, HEADER.size, 10, 0) + b"[2, 7, 0, ")
-assert agent.newest({"train/0/0": fd}) == (2, 7)
+snapshots.store = FdStore()
+snapshots.store.held["train/0/0"] = fd
+assert snapshots.newest() == (2, 7)
 for thread in threading.enumerate():
     if thread.name == "elastic-prepare":
         thread.join()

@@ -22,9 +22,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from elastic_core.errors import UsageError
 from elastic_core.worker.channel import CONTROL_VARIABLE
 from elastic_core.worker.error_file import ERROR_FILE
-from elastic_core.worker.fd_store import held, release
 from elastic_torch.disk import CheckpointSaveError, Disk
 from elastic_torch.error_file import record
+from elastic_torch.memory.fd_store import held, release
 from elastic_torch.memory.tier import Tier
 from elastic_torch.state.train_state import TrainState
 from elastic_torch.version import Place

@@ -4,6 +4,7 @@
 states in parts (FSDP2). ``buffers`` has the memory files of a worker, a snapshot or a short note in each, which the
 agent keeps for the next one. ``rescue`` reads snapshots that agents have written to a directory after a job had failed.
 
-``agent`` is the agent's plugin, and ``rescue_files`` decides what it writes, and writes and lists the files of such a
-directory. ``snapshot_format`` is the format of memory files. None of these three imports torch.
+``agent`` is the agent's plugin, which keeps the files (``fd_store``), and ``rescue_files`` decides what it writes, and
+writes and lists the files of such a directory. ``snapshot_format`` is the format of memory files. None of these four
+imports torch.
 """

@@ -36,7 +36,8 @@ import torch
 
 from elastic_core.errors import ResourceError, UsageError
 from elastic_core.threads import asked
-from elastic_core.worker import held, hold, open_channel, release
+from elastic_core.worker import open_channel
+from elastic_torch.memory.fd_store import held, hold, release
 from elastic_torch.memory.snapshot_format import COMPLETE, HEADER, MAGIC, WRITING, is_of_other_release, note_in
 from elastic_torch.state.host_memory import fill, pin, unpin
 from elastic_torch.version import Stamp

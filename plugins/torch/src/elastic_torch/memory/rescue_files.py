@@ -36,7 +36,7 @@ from elastic_torch.memory.snapshot_format import (
 )
 
 if TYPE_CHECKING:
-    from elastic_core.monitors import LeftMemory
+    from elastic_core.monitors import AgentEnd
 
 logger = logging.getLogger("elastic_torch.memory")
 BLOCK = 8 << 20
@@ -47,33 +47,33 @@ _ABANDONED_SECONDS = 86400.0  # after which an unfinished file counts as abandon
 PATIENCE_SECONDS = 300.0  # at most, for the writing
 
 
-def rescue(left: LeftMemory) -> None:
-    """Write the snapshots that exist only in memory to disk, and publish the result of each."""
-    if names := unreadable(left.held):
+def rescue(held: Mapping[str, int], end: AgentEnd) -> None:
+    """Write the snapshots in these memory files, by name, to disk, and publish the result of each."""
+    if names := unreadable(held):
         what = f"what workers have left in memory as {', '.join(names)} is lost: this agent's release does not read it"
         message = f"{what}. Use one release of Elastic for agents and workers"
-        left.publish(Event("rescue_failed", message, Level.ERROR))
-    for lost in unclaimed(left.held):
+        end.publish(Event("rescue_failed", message, Level.ERROR))
+    for lost in unclaimed(held):
         message = (
             f"step {lost.stamp.step} was only in memory, and is lost with the job: the next run begins without it. "
             "Save checkpoints, with TrainState(disk=...), or set ELASTIC_RESCUE_DIR"
         )
-        left.publish(Event("rescue_failed", message, Level.WARNING, {"step": lost.stamp.step}))
-    every = [(request, worth_writing(request, snapshots(left.held, request.name))) for request in requests(left.held)]
+        end.publish(Event("rescue_failed", message, Level.WARNING, {"step": lost.stamp.step}))
+    every = [(request, worth_writing(request, snapshots(held, request.name))) for request in requests(held)]
     wanted = [(request, kept) for request, kept in every if kept]
     if not wanted:
         return
     size = sum(each.size for _, kept in wanted for each in kept)
     steps = ", ".join(str(kept[0].stamp.step) for _, kept in wanted)
     message = f"step {steps} is only in memory: writing {size / 2**20:.0f} MiB of snapshots"
-    left.publish(Event("rescuing", f"{message}, {PATIENCE_SECONDS:.0f} s at most", fields={"bytes": size}))
+    end.publish(Event("rescuing", f"{message}, {PATIENCE_SECONDS:.0f} s at most", fields={"bytes": size}))
 
     def write_all(stop: threading.Event) -> list[Written]:
-        return [write(request, each, left.node, stop) for request, kept in wanted for each in kept]
+        return [write(request, each, end.node, stop) for request, kept in wanted for each in kept]
 
-    results, why = left.run(write_all, PATIENCE_SECONDS)
+    results, why = end.run(write_all, PATIENCE_SECONDS)
     for result in results:
-        left.publish(result_event(result, why))
+        end.publish(result_event(result, why))
 
 
 def requests(held: Mapping[str, int]) -> list[Request]:

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from elastic_core.errors import ResourceError
-from elastic_core.worker import release
 from elastic_torch.memory.buffers import HEADER_BYTES, Buffers, Snapshot, leave_note, read_note
+from elastic_torch.memory.fd_store import release
 from elastic_torch.state.checkpoints import AnyLoaded, DiskTier
 from elastic_torch.state.components import Components
 from elastic_torch.state.state_exchange import PART, Peers
