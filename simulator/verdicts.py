@@ -97,7 +97,8 @@ def _suspected(world: World, entry: Entry, judged: Judgement) -> set[str]:
         return set()
     before = world.checker.histories.written.get(halt.prev)
     deposed = before is not None and isinstance(before.body, Leader)
-    least = LAST_CHANCE_SECONDS if deposed else REPLACED_SECONDS
+    unseen = isinstance(halt.body, Halt) and halt.body.reason is HaltReason.UNSEEN
+    least = LAST_CHANCE_SECONDS if deposed or unseen else REPLACED_SECONDS
     if judged.cut_off or judged.at - world.checker.halted_at[halt.id] < DRIFT * least:
         return set()
     return {row.info.node_id for row in judged.rows if row.head < halt.index}

@@ -67,6 +67,8 @@ def test_no_exception_of_a_monitor_reaches_the_agent(running: RunningRound, publ
     assert running.readers.open(0) == []
     assert len(published) == 4
     assert running.readers.open(0) == []
+    assert (look(PlannedStop(30.0, 5.0)), running.callbacks.find_snapshot()) == (None, None)
+    assert running.callbacks.obey({"type": "keep"}, [])
     assert len(published) == 4, "each is called no more"
 
 

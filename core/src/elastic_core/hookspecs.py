@@ -230,11 +230,11 @@ def elastic_init_process_group() -> Callable[..., None] | None:
 def elastic_agent_ends(end: AgentEnd) -> None:
     """Release what the plugin keeps in memory for workers, and write to disk what no other node continues from.
 
-    Called once, on the main thread, when the agent and its workers have ended; all plugins are called in turn.
-    ``end.is_last()`` tells whether the memory of this node is the last: the job has failed, its store is lost, or the
-    last node leaves. The exit waits: write with ``end.run``, which limits the time and ends at a signal, and publish
-    the result as ``rescued`` or ``rescue_failed``. A plugin that raises is reported as ``rescue_failed``, and the agent
-    ends as it would have.
+    Called on the main thread, when a node that had joined and its workers have ended, and the process may go on as
+    another node; all plugins are called in turn. ``end.is_last()`` tells whether the memory of this node is the last:
+    the job has failed, its store is lost, or the last node leaves. The exit waits: write with ``end.run``, which limits
+    the time and ends at a signal, and publish the result as ``rescued`` or ``rescue_failed``. A plugin that raises is
+    reported as ``rescue_failed``, and the agent ends as it would have.
     """
 
 

@@ -333,8 +333,7 @@ class AgentEnd:
         node: The name of this node.
         publish: Publishes an event of this node.
         received: Returns which signal that ends the agent has come, in words; '' for none.
-        is_last: Returns whether no other node continues from the memory of this node. It may take as long as a call to
-            the store.
+        is_last: Returns whether no other node continues from the memory of this node; it may ask the store.
     """
 
     node: str

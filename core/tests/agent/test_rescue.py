@@ -171,7 +171,8 @@ def test_if_a_plugin_raises_the_agent_ends_as_it_had_and_the_next_plugin_is_call
     [event] = node.published
     assert (event.name, event.message) == (
         "rescue_failed",
-        "what workers have left in memory with the plugin 'full' is lost: OSError(24, 'Too many open files')",
+        "what plugins keep in memory for workers may be lost: the plugin 'full' raised "
+        "OSError(24, 'Too many open files')",
     )
     assert len(seen) == 1
 

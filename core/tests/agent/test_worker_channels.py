@@ -202,6 +202,15 @@ def test_descriptors_that_a_worker_sends_along_are_closed(agent: Agent) -> None:
         assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("packet", [b"", b"[]", b"\xff", b'{"type": ["keep"]}', b'{"type": "keep "}'])
+def test_descriptors_of_other_packets_are_closed(agent: Agent, packet: bytes) -> None:
+    with agent.reports.open(1) as worker:
+        before = sorted(os.listdir("/proc/self/fd"))
+        socket.send_fds(worker, [packet], [0, 1])
+        agent.hears()
+        assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_packet_of_another_type_goes_to_what_serves_it_with_its_descriptors(agent: Agent) -> None:
     kept: list[int] = []
 

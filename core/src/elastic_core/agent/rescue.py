@@ -9,8 +9,7 @@ from contextlib import closing
 from functools import partial
 
 from elastic_core.agent.gates import repeats_request
-from elastic_core.agent.report import Ending
-from elastic_core.agent.resources import Resources
+from elastic_core.agent.report import Ending, Publish
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
@@ -34,8 +33,10 @@ def run(agent: Supervisor) -> Ending:
         failed = ending is None
         raise
     finally:
-        is_last = partial(is_needed, ending, agent.closed, agent.leaves_others, failed=failed)
-        _tell_plugins(agent.resources, agent.signalled_at, is_last)
+        try:
+            _tell_plugins(agent, ending, failed=failed)
+        except Exception as error:  # must not replace the agent's own ending or exception
+            _publish_lost(agent.resources.node.publish, repr(error))
         if failed:
             agent.publish_decisions()
 
@@ -71,15 +72,17 @@ def received(signals: Callable[[], list[int]], signalled_at: float | None = None
     return f"the agent received {signal_name(ends[0])}" if ends else ""
 
 
-def _tell_plugins(resources: Resources, signalled_at: float | None, is_last: Callable[[], bool]) -> None:
-    """Call the plugins at the agent's end; what one raises must not replace the agent's own ending or exception."""
-    node = resources.node
-    end = AgentEnd(
-        str(node.info), node.publish, partial(received, resources.loop.untaken_signals, signalled_at), is_last
-    )
+def _tell_plugins(agent: Supervisor, ending: Ending | None, *, failed: bool) -> None:
+    """Call the plugins at the agent's end."""
+    node, untaken = agent.resources.node, agent.resources.loop.untaken_signals
+    is_last = partial(is_needed, ending, agent.closed, agent.leaves_others, failed=failed)
+    end = AgentEnd(str(node.info), node.publish, partial(received, untaken, agent.signalled_at), is_last)
     for plugin in node.plugins.implementations("elastic_agent_ends"):
         try:
             plugin(end=end)
         except Exception as error:
-            message = f"what workers have left in memory with the plugin {plugin.plugin!r} is lost: {error!r}"
-            node.publish(Event("rescue_failed", message, Level.ERROR))
+            _publish_lost(node.publish, f"the plugin {plugin.plugin!r} raised {error!r}")
+
+
+def _publish_lost(publish: Publish, why: str) -> None:
+    publish(Event("rescue_failed", f"what plugins keep in memory for workers may be lost: {why}", Level.ERROR))

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from elastic_core.monitors import AgentEnd, RunningRound
     from elastic_torch.memory.fd_store import FdStore
 
-elastic_hookspec_major = 2
-
 
 class Snapshots:
     """The memory files of one agent's workers."""
+
+    elastic_hookspec_major = 2
 
     def __init__(self) -> None:
         self.store: FdStore | None = None  # once a worker asks for it

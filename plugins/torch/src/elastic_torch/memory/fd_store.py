@@ -107,9 +107,6 @@ def _send(answers: socket.socket, message: dict[str, object], descriptors: Seque
         answers.sendmsg([json.dumps(message).encode()], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
-# The worker's side ----------------------------------------------------------------------------------------------------
-
-
 def hold(name: str, fd: int, timeout: float = PATIENCE) -> bool:
     """Leave a copy of a descriptor with the agent, which replaces the one that it has under this name.
 
