@@ -1,4 +1,4 @@
-"""Runs an agent to its end, and has plugins rescue what is then only in its memory (``elastic_agent_ends``)."""
+"""Runs an agent to its end, then calls the plugins that keep memory for its workers (``elastic_agent_ends``)."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_name_that_makes_no_sense_is_refused_and_said(node: Node, name: str) -
     with node.lock:
         [said] = node.heard
     assert isinstance(said, NotUnderstood)
-    assert said.why == f"the name of what it would hold is {name[:40]!r}"
+    assert said.why == f"its request 'hold' has the invalid name {name[:40]!r}"
 
 
 def test_an_answer_can_only_go_to_a_local_socket_of_packets() -> None:
@@ -182,9 +182,9 @@ def test_an_answer_can_only_go_to_a_local_socket_of_packets() -> None:
     reading, writing = os.pipe()
     request = {"type": "held", "name": "x"}
     assert fd_store.obey(request, []) == "its request 'held' brings no socket for the answer"
-    assert fd_store.obey(request, [writing]) == "what it wants its answer on is no socket"
+    assert fd_store.obey(request, [writing]) == "the first descriptor of its request is no socket"
     other = socket.socket().detach()
-    assert fd_store.obey(request, [other]) == "what it wants its answer on is not a local socket of packets"
+    assert fd_store.obey(request, [other]) == "the first descriptor of its request is not a local socket of packets"
     os.close(reading)
     assert descriptors() == before
 

@@ -213,7 +213,7 @@ class Buffers:
     def _put(self, index: int, buffer: Buffer) -> None:
         try:
             if self.outlives and not hold(self._names[index], buffer.fd):
-                self._end("the agent does not answer")
+                self._end("the agent does not answer, or has no plugin that keeps them (elastic-torch's 'snapshots')")
         except ResourceError:
             buffer.close()
             raise

@@ -46,7 +46,7 @@ class FdStore:
         """
         kind, name = request["type"], request.get("name")
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
-            return f"the name of what it would {kind} is {str(name)[:40]!r}"
+            return f"its request {kind!r} has the invalid name {str(name)[:40]!r}"
         if not descriptors:
             return f"its request {kind!r} brings no socket for the answer"
         fd = descriptors.pop(0)
@@ -54,10 +54,10 @@ class FdStore:
             answers = socket.socket(fileno=fd)
         except OSError:
             os.close(fd)
-            return "what it wants its answer on is no socket"
+            return "the first descriptor of its request is no socket"
         with answers:
             if (answers.family, answers.type) != KIND:
-                return "what it wants its answer on is not a local socket of packets"
+                return "the first descriptor of its request is not a local socket of packets"
             if kind == HOLD:
                 refusal = self._hold(name, descriptors)
                 _send(answers, {"done": not refusal, "why": refusal})
