@@ -166,6 +166,21 @@ def test_no_more_than_so_many_are_kept() -> None:
     assert 0 < MOST_HELD < 1024
 
 
+def test_a_failure_of_the_agent_is_not_taken_for_nothing_kept(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave("x", b"1")
+    store = node.plugin.store
+    assert store is not None
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "held", None)
+        with pytest.raises(ResourceError, match=r"cannot say what it keeps of the training: 'held' failed with Type"):
+            fd_store.held("x")
+    with node.lock:
+        [said] = node.heard
+    assert isinstance(said, NotUnderstood)
+    assert said.why.startswith("its request 'held' failed: TypeError(")
+    assert found("x") == b"1"  # the agent goes on to serve
+
+
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "ä", "a\n"])
 def test_a_name_that_makes_no_sense_is_refused_and_said(node: Node, name: str) -> None:
     fd = memory(b"")

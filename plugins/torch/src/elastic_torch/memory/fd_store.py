@@ -37,7 +37,7 @@ class FdStore:
         self.held: dict[str, int] = {}  # for others to read
 
     def obey(self, request: Mapping[str, Any], descriptors: list[int]) -> str:
-        """Obey a request; return why it is malformed, '' if it is not.
+        """Obey a request; return why it is malformed or has failed, '' if it is neither.
 
         Args:
             request: A JSON object with a type.
@@ -58,14 +58,18 @@ class FdStore:
         with answers:
             if (answers.family, answers.type) != KIND:
                 return "the first descriptor of its request is not a local socket of packets"
-            if kind == HOLD:
-                refusal = self._hold(name, descriptors)
-                _send(answers, {"done": not refusal, "why": refusal})
-            elif kind == RELEASE:
-                _send(answers, {"done": self._release(name)})
-            else:
-                found = [self.held[name]] if name in self.held else []
-                _send(answers, {"done": bool(found)}, found)
+            try:
+                if kind == HOLD:
+                    refusal = self._hold(name, descriptors)
+                    _send(answers, {"done": not refusal, "why": refusal})
+                elif kind == RELEASE:
+                    _send(answers, {"done": self._release(name)})
+                else:
+                    found = [self.held[name]] if name in self.held else []
+                    _send(answers, {"done": bool(found)}, found)
+            except Exception as error:  # else the worker would conclude that nothing is kept
+                _send(answers, {"error": repr(error)})
+                return f"its request {kind!r} failed: {error!r}"
         return ""
 
     def close(self) -> None:
@@ -130,7 +134,8 @@ def hold(name: str, fd: int, timeout: float = PATIENCE) -> bool:
 def held(name: str, timeout: float = PATIENCE) -> int | None:
     """Return a copy of the descriptor that the agent keeps under this name, which the caller has to close.
 
-    None if there is none, no agent of ``elastic run``, or no answer within ``timeout`` seconds.
+    None if there is none, no agent of ``elastic run`` that keeps any, or no answer within ``timeout`` seconds. Raise
+    ResourceError if the agent cannot say.
     """
     return _ask(HELD, name, timeout)[1]
 
@@ -141,7 +146,11 @@ def release(name: str, timeout: float = PATIENCE) -> bool:
 
 
 def _ask(type_: str, name: str, timeout: float, *descriptors: int) -> tuple[dict[str, Any], int | None]:
-    """Return the agent's answer, {} if there is none, and the descriptor that came with it."""
+    """Return the agent's answer, {} if there is none, and the descriptor that came with it.
+
+    Raises:
+        ResourceError: The agent could not obey.
+    """
     deadline = time.monotonic() + timeout
     ours, theirs = socket.socketpair(*KIND)
     with ours:
@@ -161,5 +170,7 @@ def _ask(type_: str, name: str, timeout: float, *descriptors: int) -> tuple[dict
             answer = json.loads(data)
         except (OSError, ValueError):  # end-of-file: the agent did not take the request
             return {}, None
+        if failed := answer.get("error"):
+            raise ResourceError(f"The agent cannot say what it keeps of the training: {type_!r} failed with {failed}.")
         received = array("i", b"".join(packed for _, _, packed in ancillary))
         return answer, received[0] if received else None
