@@ -12,7 +12,8 @@ from simulator.profiles import draw
 from simulator.world import World
 
 from elastic_core.protocol import node
-from elastic_core.session.decision_log import DecisionLog, lines, write
+from elastic_core.session.decision_log import DecisionLog
+from elastic_operate.decision_file import lines, write
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,6 @@ def test_the_log_keeps_the_newest_calls_and_of_idle_ones_the_last(tmp_path: Path
     with pytest.raises(ValueError, match="could not convert"):
         log.call(float, "x")
     assert log.calls[-1].error == "ValueError: could not convert string to float: 'x'"
-    path = write([log, DecisionLog()], "a", tmp_path)
+    path = write(log.calls, "a", tmp_path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1 + 11

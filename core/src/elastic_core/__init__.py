@@ -76,7 +76,7 @@ NAMES = {
     "config.run": "RunConfig",
     "errors": "ElasticError PluginError RendezvousClosedError RendezvousConnectionError RendezvousError "
     "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UnhealthyNodeError UsageError",
-    "gates": "JoinGate JoinedRun StartGate",
+    "gates": "AgentState JoinGate JoinedRun StartGate",
     "hookspecs": "hookimpl",
     "monitors": "LineReader RunningRound",
     "rendezvous.backend": "RendezvousBackend",

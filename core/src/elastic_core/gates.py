@@ -1,7 +1,8 @@
 """The two gates of a node, as plugins see them: before it joins its job, and before workers start; and the run joined.
 
 ``elastic_before_join`` gets a :class:`JoinGate`, ``elastic_run_starts`` a :class:`JoinedRun`, whose ``leave`` is that
-of :class:`HostEnd`, and ``elastic_before_start`` a :class:`StartGate`.
+of :class:`HostEnd` and whose ``look`` returns an :class:`AgentState`, and ``elastic_before_start`` a
+:class:`StartGate`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elastic_core.config.run import RunConfig
+    from elastic_core.incidents import Incident
+    from elastic_core.monitors import WorkerView
+    from elastic_core.progress import Progress
+    from elastic_core.protocol.failure_detector import NodeView
+    from elastic_core.protocol.node import NodeState
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import RendezvousBackend
+    from elastic_core.session.decision_log import Call
 
 CHECK_MAX_SECONDS = 60.0  # that a check may take from one :meth:`JoinGate.wait` to the next
 _LOOK_SECONDS = 0.05
@@ -108,8 +115,43 @@ class JoinedRun:
     log_dir: Path | None = None
     leave: Callable[[str, float], None] = lambda why, seconds: None
     publish: Callable[[Event], None] = lambda event: None
-    describe: Callable[[], str] = str
+    look: Callable[[], AgentState]
     connect: Callable[[], RendezvousBackend] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentState:
+    """The state of an agent, to show it. Instants are of the monotonic clock, ages in seconds.
+
+    Attributes:
+        now: When this was read.
+        node: The state from which the decisions of this node follow.
+        since: When that last changed.
+        waits_for: For which nodes the leader waits, in words; '' for none, and on other nodes.
+        nodes: What the leader knows of each node, by id; empty on other nodes.
+        contact_at: When the store last answered.
+        failing: The operations in which the store does not answer.
+        incident: The newest failure that is known here.
+        workers: The workers here of the current round, or of the last.
+        started_at: When that round started.
+        progress: The newest progress of their ranks, and its age.
+        checkpoint: The step of the last checkpoint, and its age.
+        decisions: The newest decisions, those of the node before those of the leader.
+    """
+
+    now: float
+    node: NodeState
+    since: float
+    waits_for: str
+    nodes: Mapping[str, NodeView]
+    contact_at: float
+    failing: Collection[str]
+    incident: Incident | None
+    workers: Sequence[WorkerView]
+    started_at: float
+    progress: Mapping[int, tuple[Progress, float]]
+    checkpoint: tuple[int | None, float] | None
+    decisions: Sequence[Call]
 
 
 class HostEnd:

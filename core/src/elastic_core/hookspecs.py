@@ -186,7 +186,7 @@ def elastic_run_starts(run: JoinedRun) -> None:
     drain``, with that deadline. All workers of the job stop together before it, and nothing is lost where they call
     ``should_checkpoint``; others get SIGTERM at once. Any thread may call it, at any time and more than once: the
     earliest deadline holds, also for the node that the agent is about to become (rule L17). ``publish`` publishes an
-    event of this node, from any thread. ``describe`` returns the agent's state as SIGQUIT shows it, on any thread.
+    event of this node, from any thread. ``look`` returns what the agent does and waits for, on any thread.
     ``connect`` makes another connection to the job's store, as :meth:`RendezvousBackend.connect`, on any thread but the
     agent's own; the plugin closes it. It is None over a rendezvous handler of others: no other process has a part in
     the ledger of such a node.
@@ -234,7 +234,7 @@ def elastic_agent_ends(end: AgentEnd) -> None:
     another node; all plugins are called in turn. ``end.is_last()`` tells whether the memory of this node is the last:
     the job has failed, its store is lost, or the last node leaves. The exit waits: write with ``end.run``, which limits
     the time and ends at a signal, and publish the result as ``rescued`` or ``rescue_failed``. A plugin that raises is
-    reported as ``rescue_failed``, and the agent ends as it would have.
+    reported as ``rescue_failed``, and the agent ends as it would have. ``end.failed`` tells that a defect ends it.
     """
 
 

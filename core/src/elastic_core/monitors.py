@@ -90,6 +90,8 @@ class WorkerView:
         is_over: Whether its program has ended, although its interpreter may still run.
         tails: The end of each of its streams that the agent reads; another object after each output.
         hides_stdout: Whether it writes to the agent's own stdout, which the agent does not read.
+        initialized: Whether its process group is there.
+        ended_at: When it was reaped, by the monotonic clock; 0 while it runs.
     """
 
     rank: int
@@ -99,6 +101,8 @@ class WorkerView:
     is_over: bool
     tails: tuple[bytes, ...] = ()
     hides_stdout: bool = False
+    initialized: bool = False
+    ended_at: float = 0.0
 
     @property
     def is_running(self) -> bool:
@@ -334,12 +338,14 @@ class AgentEnd:
         publish: Publishes an event of this node.
         received: Returns which signal that ends the agent has come, in words; '' for none.
         is_last: Returns whether no other node continues from the memory of this node; it may ask the store.
+        failed: Whether the agent has raised because of a defect.
     """
 
     node: str
     publish: Callable[[Event], None] = field(repr=False)
     received: Callable[[], str] = field(default=str, repr=False)
     is_last: Callable[[], bool] = field(default=lambda: True, repr=False)
+    failed: bool = False
 
     def run(self, work: Callable[[threading.Event], _Found], patience: float) -> tuple[_Found, str]:
         """Return the result of ``work(stop)``, which runs on another thread, and why it was told to stop: '' if not.

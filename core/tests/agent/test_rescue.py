@@ -63,7 +63,6 @@ class Loop:
         self, end: Callable[[], Ending], *, others: bool = False, closing: Callable[[], None] = lambda: None
     ) -> None:
         self._end, self._closing, self._others = end, closing, others
-        self.wrote_decisions = False
 
     def run(self) -> Ending:
         return self._end()
@@ -73,9 +72,6 @@ class Loop:
 
     def leaves_others(self) -> bool:
         return self._others
-
-    def publish_decisions(self) -> None:
-        self.wrote_decisions = True
 
 
 def raises(error: BaseException) -> Callable[[], Ending]:
@@ -132,7 +128,7 @@ def test_all_plugins_are_told_of_the_end(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "written"),
+    ("end", "failed"),
     [
         (lambda: Ending(1, "it failed"), False),
         (raises(RuntimeError("a defect")), True),
@@ -140,10 +136,11 @@ def test_all_plugins_are_told_of_the_end(node: Node) -> None:
     ],
     ids=["ends", "fails", "is interrupted"],
 )
-def test_decisions_are_written_only_after_a_defect(node: Node, end: Callable[[], Ending], written: bool) -> None:
-    loop = Loop(end)
-    node.end(loop)
-    assert loop.wrote_decisions is written
+def test_plugins_are_told_of_a_defect(node: Node, end: Callable[[], Ending], failed: bool) -> None:
+    seen: list[bool] = []
+    node.install("a", lambda end: seen.append(end.failed))
+    node.end(Loop(end))
+    assert seen == [failed]
 
 
 def test_an_interrupted_agent_leaves_it_to_the_others_and_one_with_a_defect_does_not(node: Node) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core import hookimpl
+from elastic_core import JoinedRun, hookimpl
 from elastic_core.agent import membership, worker_store
 from elastic_core.agent.directories import MARK, Slot
 from elastic_core.agent.resources import Launch
@@ -24,7 +23,6 @@ from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, ResourceError
-from elastic_core.events import Event
 from elastic_core.host.addresses import HeldPort
 from elastic_core.host.identity import boot_id, network_id
 from elastic_core.monitors import AgentEnd, RunningRound
@@ -125,6 +123,8 @@ class Rescuer:
 
     def __init__(self, mark: Path) -> None:
         self.found: dict[str, bytes] = {}
+        self.decisions: set[str] = set()
+        self.failed = False
         self._mark, self._held = mark, dict[str, int]()
 
     @hookimpl
@@ -137,26 +137,20 @@ class Rescuer:
         return ""
 
     @hookimpl
+    def elastic_run_starts(self, run: JoinedRun) -> None:
+        self._look = run.look
+
+    @hookimpl
     def elastic_agent_ends(self, end: AgentEnd) -> None:
+        self.failed, self.decisions = end.failed, {call.function for call in self._look().decisions}
         for name, fd in self._held.items():
             if end.is_last():
                 self.found[name] = os.pread(fd, 100, 0)
             os.close(fd)
 
 
-class Listener:
-    """An observer that keeps all events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    @hookimpl
-    def elastic_observe(self, event: Event) -> None:
-        self.events.append(event)
-
-
-def test_an_agent_that_fails_has_plugins_rescue_memory_and_writes_its_decisions(job: Job, tmp_path: Path) -> None:
-    mark, listener = tmp_path / "mark", Listener()
+def test_an_agent_that_fails_has_plugins_rescue_memory_and_shows_its_decisions(job: Job, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
     rescuer = Rescuer(mark)
 
     class Defective(LocalBackend):
@@ -170,19 +164,15 @@ def test_an_agent_that_fails_has_plugins_rescue_memory_and_writes_its_decisions(
 
     command = (str(Path(__file__).with_name("keeper.py")),)
     program = Program(ProgramKind.EXECUTABLE, sys.executable, command)
-    config = replace(CONFIG, program=program, log_dir=tmp_path / "logs")
     with pytest.raises(RuntimeError, match="a thread of the session failed"):
-        job.run(config, Defective, rescuer=rescuer, listener=listener)
+        job.run(replace(CONFIG, program=program), Defective, rescuer=rescuer)
+    assert rescuer.failed
+    assert rescuer.decisions == {"step", "decide"}
     assert rescuer.found == {"train": b"step 7"}
     [row] = LocalBackend(job.store).roster()
     assert (decode_roster_row(row).phase, decode_roster_row(row).leaving) == (Phase.STOPPED, True), (
         "nobody waits for it meanwhile"
     )
-    [message] = [event.message for event in listener.events if event.name == "decisions"]
-    [path] = (tmp_path / "logs").glob(f"*/elastic_decisions_{row.node_id}_*.jsonl")
-    assert message == f"the newest decisions of this agent: {path}"
-    calls = [json.loads(line)["function"] for line in path.read_text().splitlines()[1:]]
-    assert {*calls} == {"step", "decide"}
 
 
 def test_a_late_answer_to_a_question_does_not_end_the_wait_for_the_last_words_of_monitors(

@@ -412,7 +412,7 @@ def test_observers_hear_of_events_and_of_the_runs_end_last() -> None:
         ),
     )
     plugins.publish(Event("joined", ""))
-    run = JoinedRun(config=config(), run_uid="uid", node=info("a"))
+    run = JoinedRun(config=config(), run_uid="uid", node=info("a"), look=pytest.fail)
     plugins.run_starts(run)
     assert plugins.close(PATIENCE) == ()
     assert heard == ["joined", run, "end"]

@@ -166,7 +166,7 @@ def observer(environ: dict[str, str], clock: Clock, members: tuple[str, ...] = (
     """The plugin on the node of rank 0, unless members say otherwise."""
     status = TrainJobStatus(environ, monotonic=clock, wall=lambda: 1_769_862_896.7)
     config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"))
-    status.elastic_run_starts(JoinedRun(config=config, run_uid="run", node=NODE))
+    status.elastic_run_starts(JoinedRun(config=config, run_uid="run", node=NODE, look=pytest.fail))
     status.elastic_round_starts(SimpleNamespace(members=members))  # type: ignore[arg-type]  # all that it reads
     return status
 

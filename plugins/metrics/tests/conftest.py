@@ -82,7 +82,7 @@ def start(plugins: Plugins) -> Callable[..., None]:
             role="trainer",
             versions=Versions(**installed_versions()),
         )
-        plugins.run_starts(JoinedRun(config=config, run_uid="uid", node=node, log_dir=log_dir))
+        plugins.run_starts(JoinedRun(config=config, run_uid="uid", node=node, log_dir=log_dir, look=pytest.fail))
 
     return start
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core import JoinedRun
+from elastic_core import AgentState, JoinedRun
 from elastic_core.agent.directories import Slot
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Launch
@@ -645,19 +645,19 @@ def test_the_state_of_an_agent_says_that_it_waits_for_the_handler(run: Run) -> N
     class Describes:
         @hookimpl
         def elastic_run_starts(self, run: JoinedRun) -> None:
-            self.describe = run.describe
+            self.look = run.look
 
-    describes, told = Describes(), list[str]()
+    describes, told = Describes(), list[AgentState]()
     run.plugins.register("describes", describes)
 
     def meet(number: int) -> Any:
-        while not hasattr(describes, "describe") or "the handler to give a round" not in describes.describe():
+        while not hasattr(describes, "look") or describes.look().waits_for != "the handler to give a round":
             time.sleep(0.01)
-        told.append(describes.describe())
+        told.append(describes.look())
         return None, 0, 1
 
     assert run(Scripted(meet), "true").exit_code == 0
-    assert "  restarts   0 of 3 spent" in told[0]
+    assert told[0].node.ledger.round is None
 
 
 def test_a_node_whose_store_ends_with_the_others_has_finished_too(run: Run) -> None:

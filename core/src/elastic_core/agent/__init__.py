@@ -14,8 +14,8 @@ General layout:
 * ``rescue``: has plugins write the training state that is only in memory to disk after the agent has ended.
   ``probing``: the peers that can be reached after a failure, and whether the job has gone on without this node.
 * ``launcher_error_file``: the file in which the launcher tells TorchX why a job failed.
-* ``report``: the events that people read, the counters of the run, and how long a recovery took. ``status``: what the
-  agent is waiting for, on SIGQUIT.
+* ``report``: the events that people read, the counters of the run, and how long a recovery took. ``account``:
+  what it has seen of the run.
 
 No module here decides anything about the job: ``protocol.leader`` and ``protocol.node`` do.
 """
@@ -25,6 +25,7 @@ from __future__ import annotations
 from elastic_core import names_of
 
 NAMES = {
+    "agent.console": "write_all",
     "agent.directories": "remove_abandoned",
     "agent.report": "root_cause",
     "agent.start": "run",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -17,7 +16,6 @@ from elastic_core.agent.probing import CLOSE_INTERVAL_SECONDS, ProbePort
 from elastic_core.agent.registration import applicant_for
 from elastic_core.agent.report import Ending, finish, publish_as
 from elastic_core.agent.resources import Launch, leave_signals, open_resources
-from elastic_core.agent.status import describe_joining
 from elastic_core.agent.supervisor import Supervisor, settle_exit
 from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
 from elastic_core.events import Event, Level
@@ -53,7 +51,6 @@ def join_and_run(launch: Launch, store: RendezvousBackend) -> Ending:
         if isinstance(joined, Ending):
             return joined
         supervisor = newcomer.supervise(joined)
-        launch.show_state(supervisor.dump)
         ending = rescue.run(supervisor)
     late = supervisor.resources.loop.late_signals
     if ending.rejoin and late:  # the row stays: it says that the node leaves
@@ -71,7 +68,6 @@ class Newcomer:
 
     def __init__(self, launch: Launch, store: RendezvousBackend, stack: ExitStack) -> None:
         config, plugins = launch.config, launch.plugins
-        launch.show_state(partial(describe_joining, config, time.monotonic()))
         self._launch, self._store, self._stack = launch, store, stack
         options, single = plugins.rendezvous_options(), config.max_nodes == 1
         self._over_handler = options.handler
@@ -166,7 +162,7 @@ class Newcomer:
             log_dir=None if node.temporary else node.directory,
             leave=launch.plugins.host_end.leave,
             publish=node.publish,
-            describe=supervisor.describe,
+            look=supervisor.look,
             connect=connect,
         )
         launch.plugins.run_starts(run)

@@ -20,9 +20,8 @@ from elastic_core.protocol.entries import Closed
 def run(agent: Supervisor) -> Ending:
     """Run an agent to its end, close it, and have plugins rescue its memory if no other node continues from that.
 
-    This is done also if the agent raises an :class:`Exception`, since all other nodes may fail in the same way. Its
-    newest decisions are written then, too. Other exceptions, such as KeyboardInterrupt, stop this node only. The caller
-    closes its resources afterwards.
+    This is done also if the agent raises an :class:`Exception`, since all other nodes may fail in the same way. Other
+    exceptions, such as KeyboardInterrupt, stop this node only. The caller closes its resources afterwards.
     """
     ending, failed = None, False
     try:
@@ -37,8 +36,6 @@ def run(agent: Supervisor) -> Ending:
             _tell_plugins(agent, ending, failed=failed)
         except Exception as error:  # must not replace the agent's own ending or exception
             _publish_lost(agent.resources.node.publish, repr(error))
-        if failed:
-            agent.publish_decisions()
 
 
 def is_needed(
@@ -76,7 +73,7 @@ def _tell_plugins(agent: Supervisor, ending: Ending | None, *, failed: bool) -> 
     """Call the plugins at the agent's end."""
     node, untaken = agent.resources.node, agent.resources.loop.untaken_signals
     is_last = partial(is_needed, ending, agent.closed, agent.leaves_others, failed=failed)
-    end = AgentEnd(str(node.info), node.publish, partial(received, untaken, agent.signalled_at), is_last)
+    end = AgentEnd(str(node.info), node.publish, partial(received, untaken, agent.signalled_at), is_last, failed)
     for plugin in node.plugins.implementations("elastic_agent_ends"):
         try:
             plugin(end=end)

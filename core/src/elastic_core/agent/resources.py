@@ -62,8 +62,6 @@ class Launch:
     slot: Slot
     warden: Warden
     former: FormerNode | None = None  # that this agent was before, in this run, or in one that it has replaced (S3)
-    show_state: Callable[[Callable[[], str]], None] = lambda _: None
-    """Takes a function that describes the state, for SIGQUIT; a newer one replaces it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,9 @@ command line is read. The imports at the top of this file delay every launch, so
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_core.config.environment import inheritable
@@ -109,18 +107,13 @@ def _run_once(
 
         from elastic_core.agent import membership  # noqa: F401  (imported here: see the top)
         from elastic_core.agent.directories import Slot
-        from elastic_core.agent.resources import Launch, leave_signals
-        from elastic_core.agent.status import StateDump, describe_joining
+        from elastic_core.agent.resources import Launch
 
-        describe = partial(describe_joining, config, time.monotonic())
-        dump = stack.enter_context(closing(StateDump(leave_signals(config), describe)))
         slot = stack.enter_context(closing(Slot.take(config.rdzv_id)))  # not the endpoint too: it has many spellings
         stack.callback(warden.close, CLOSING)  # before the slot is free for the next agent
         warden.hold(slot.fileno())
         warden.keep_off()  # plugins may have started something
-        return connect_and_run(
-            Launch(config=config, plugins=plugins, slot=slot, warden=warden, former=former, show_state=dump.show)
-        )
+        return connect_and_run(Launch(config=config, plugins=plugins, slot=slot, warden=warden, former=former))
 
 
 def connect_and_run(launch: Launch) -> Ending:

@@ -16,17 +16,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import report
+from elastic_core.agent.account import Account
 from elastic_core.agent.event_loop import SignalReceived
 from elastic_core.agent.gates import StartDelay, repeats_request
 from elastic_core.agent.probing import Isolation
 from elastic_core.agent.registration import OwnRow
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources
-from elastic_core.agent.status import Account
 from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name, signalled
+from elastic_core.gates import AgentState
 from elastic_core.monitors import LAST_WORDS_SECONDS
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Answers, Closed, Entry, Round
@@ -129,18 +130,9 @@ class Supervisor:
         returns = self.state.leaving is not None and self.state.leaving.rejoin and self._departure.received is None
         self.session.close(ROW_REMOVAL_MAX_SECONDS if not leaving else CLOSING, returns=returns)
 
-    def publish_decisions(self) -> None:
-        """Write this agent's newest decisions into a file, and publish where it is."""
-        written = self._account.write_decisions(self.state)
-        self._publish(Event("decisions", f"the newest decisions of this agent: {written}"))
-
-    def describe(self) -> str:
-        """Describe what this agent does and waits for. Any thread may call this."""
-        return self._account.describe(self.state, self.session)
-
-    def dump(self) -> str:
-        """Describe this agent, and write its newest decisions into a file, which the text names."""
-        return f"{self.describe()}  decisions  {self._account.write_decisions(self.state)}\n"
+    def look(self) -> AgentState:
+        """Return what this agent does and waits for. Any thread may call this."""
+        return self._account.look(self.state, self.session)
 
     # Events ----------------------------------------------------------------------------------------------------------
 

@@ -138,6 +138,8 @@ class Worker:
             self.reported.over,
             tuple(pump.tail for pump in self.streams.pumps.values()),
             self.streams.has_own_stdout,
+            self.initialized,
+            self.ended_at,
         )
 
     def incident(self, node: Node, after: float, cause: Cause, exit_code: int | None) -> Incident:

@@ -23,7 +23,7 @@ NAMES = {
     "protocol.codec": "decode_entry decode_row encode_entry encode_row",
     "protocol.counters": "as_record past_failures",
     "protocol.entries": "Answers Body Closed Entry Exclusion Halt HaltReason Leader Member Offer Open Round place",
-    "protocol.failure_detector": "Observation PROOF_HEARTBEATS SUSPICION_SECONDS",
+    "protocol.failure_detector": "NodeView Observation PROOF_HEARTBEATS SUSPICION_SECONDS",
     "protocol.ledger": "Ledger advance compose",
     "protocol.limits": "HOSTS_BYTES MAX_DRAINED_NODES MAX_FAILURES clip fit_names list_names",
     "protocol.node": "NodeState row_of step",

@@ -21,6 +21,7 @@ from elastic_core import names_of
 
 NAMES = {
     "session.contact": "FENCE_SHARE FIRST_CONNECTION_SECONDS StoreWait",
+    "session.decision_log": "Call",
     "session.job_request": "requested require_agent running_job",
     "session.ledger_reader": "load news peek readable",
     "session.runtime": "RUNTIME Runtime",

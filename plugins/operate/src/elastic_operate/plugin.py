@@ -49,10 +49,13 @@ class JobFiles:
         def serve() -> None:
             if closed.wait(DELAY_SECONDS):
                 return
+            from elastic_operate.agent_state import describe
             from elastic_operate.job_file import CommandServer, describe_agent
 
             file = describe_agent(run.config, run.run_uid, run.node.node_id, run.log_dir)
-            self._server = server = CommandServer(file, run.describe, course, run.connect, run.publish, closed)
+            self._server = server = CommandServer(
+                file, lambda: describe(run.config, run.look()), course, run.connect, run.publish, closed
+            )
             server.run()
 
         self._thread = threading.Thread(target=serve, name="elastic-commands", daemon=True)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
-from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from views import halted, incident, info, live, seen, start, then
 
-from elastic_core.agent.status import SHOWN_NODES, Account, describe_joining
-from elastic_core.agent.worker import Worker
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.exit_codes import ExitCode
+from elastic_core.gates import AgentState
 from elastic_core.incidents import Incident
+from elastic_core.monitors import WorkerView
 from elastic_core.progress import Progress
 from elastic_core.protocol.entries import Closed, HaltReason, Plan, StopAt
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.node_events import Leaving, Work
 from elastic_core.protocol.roster import NodeRow, Phase
+from elastic_operate import agent_state
+from elastic_operate.agent_state import SHOWN_NODES
 
 PLANNED = then(live("ab"), Plan(round=1, reason=HaltReason.RESIZE, why="c joins", deadline=60.0), at=15.0)
 STOPS = then(PLANNED, StopAt(round=1, step=7), at=16.0)
@@ -34,48 +33,23 @@ def state(ledger: Ledger, name: str = "a", round: int = 0, **facts: Any) -> Node
     return NodeState(row=NodeRow(info=info(name), round=round), ledger=ledger, **facts)
 
 
-def describe(
-    node: NodeState,
-    *,
-    workers: tuple[Worker, ...] = (),
-    started_at: float = 0.0,
-    progress: dict[int, tuple[Progress, float]] | None = None,
-    checkpoint: tuple[int, float] | None = None,
-    **session: Any,
-) -> str:
+def describe(node: NodeState, **facts: Any) -> str:
     """Return the state at second 30 of a node that has not changed since second 25."""
-    incident = session.pop("incident", None)
     config = RunConfig(
         program=Program(ProgramKind.EXECUTABLE, "x"), rdzv_id="j", rdzv_backend="file", rdzv_endpoint="/r"
     )
-    table = SimpleNamespace(newest=lambda: progress or {}, last_checkpoint=lambda: checkpoint)
-    group = SimpleNamespace(workers=workers, started_at=started_at, progress=table)
-    clock = iter([25.0, 30.0])
-    account = Account(SimpleNamespace(node=SimpleNamespace(now=lambda: next(clock), config=config), group=group))  # type: ignore[arg-type] # what it reads of them
-    account._incident = incident
-    known = {"contact": SimpleNamespace(at=29.5, failing=()), "watch": SimpleNamespace(nodes={}), "waiting_for": ""}
-    return account.describe(node, SimpleNamespace(**{**known, **session}))  # type: ignore[arg-type] # what it reads
+    usual = {"waits_for": "", "nodes": {}, "contact_at": 29.5, "failing": (), "incident": None, "workers": ()}
+    usual |= {"started_at": 0.0, "progress": {}, "checkpoint": None, "decisions": ()}
+    return agent_state.describe(config, AgentState(now=30.0, node=node, since=25.0, **{**usual, **facts}))
 
 
-def worker(rank: int, **facts: Any) -> Worker:
-    return Worker(assignment=SimpleNamespace(rank=rank), streams=None, **facts)  # type: ignore[arg-type] # its rank alone
+def worker(rank: int, pid: int | None = None, exit_code: int | None = None, **facts: Any) -> WorkerView:
+    return WorkerView(rank, rank, pid, exit_code, is_over=False, **facts)
 
 
 def lines(text: str, label: str) -> list[str]:
     """Return the lines under a label."""
     return [line[13:] for line in text.splitlines() if line[2:12].rstrip() == label]
-
-
-def test_a_disk_that_does_not_answer_holds_up_no_dump(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    answers = Event()
-    monkeypatch.setattr("elastic_core.agent.status.write", lambda *_: answers.wait())
-    monkeypatch.setattr("elastic_core.agent.status.WRITE_MAX_SECONDS", 0.05)
-    node: Any = SimpleNamespace(now=lambda: 0.0, temporary=False, directory=tmp_path)
-    account = Account(SimpleNamespace(node=node))  # type: ignore[arg-type] # its node alone
-    try:
-        assert account.write_decisions(state(live("ab"))) == "not written: no answer within 0.05 s"
-    finally:
-        answers.set()
 
 
 def test_all_of_it_is_said() -> None:
@@ -86,10 +60,8 @@ def test_all_of_it_is_said() -> None:
         started_at=11.0,
         checkpoint=(4, 3.0),
         progress={0: (Progress(step=5, loss=0.25), 2.0)},
-        contact=SimpleNamespace(at=29.5, failing={"writer": "", "heartbeat": ""}),
-        watch=SimpleNamespace(
-            nodes={"b": seen("b", Phase.RUNNING, changed=28.5), "c": seen("c", changed=28.5, leaving=True)}
-        ),
+        failing={"writer": "", "heartbeat": ""},
+        nodes={"b": seen("b", Phase.RUNNING, changed=28.5), "c": seen("c", changed=28.5, leaving=True)},
         incident=replace(failed, message="ValueError: boom"),
     )
     assert text.splitlines() == [
@@ -112,7 +84,7 @@ def test_all_of_it_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "waiting_for", "said"),
+    ("node", "waits_for", "said"),
     [
         pytest.param(state(start()), "", "the next round to begin", id="no round yet"),
         pytest.param(state(start()), "1 more node", "1 more node", id="the leader knows for whom"),
@@ -141,8 +113,8 @@ def test_all_of_it_is_said() -> None:
         pytest.param(state(CLOSED, round=1), "", "its own end: the job is closed", id="closed"),
     ],
 )
-def test_the_reason_of_a_wait_is_shown_with_its_time(node: NodeState, waiting_for: str, said: str) -> None:
-    text = describe(node, waiting_for=waiting_for)
+def test_the_reason_of_a_wait_is_shown_with_its_time(node: NodeState, waits_for: str, said: str) -> None:
+    text = describe(node, waits_for=waits_for)
     assert lines(text, "waits for") == [f"{said}, for 5.0 s"]
 
 
@@ -167,7 +139,7 @@ def test_a_node_that_leaves_and_its_leader() -> None:
 
 def test_of_many_nodes_some_are_listed() -> None:
     many = {str(number): seen("b") for number in range(SHOWN_NODES + 3)}
-    assert len(lines(describe(state(live("ab")), watch=SimpleNamespace(nodes=many)), "node")) == SHOWN_NODES
+    assert len(lines(describe(state(live("ab")), nodes=many), "node")) == SHOWN_NODES
 
 
 def test_foreign_text_is_shown_and_not_obeyed() -> None:
@@ -185,6 +157,6 @@ def test_a_worker_that_is_not_there_yet_is_being_started() -> None:
 
 def test_an_agent_that_joins_says_so() -> None:
     config = RunConfig(program=Program(ProgramKind.EXECUTABLE, "x"))
-    said = describe_joining(config, 0.0).splitlines()
+    said = agent_state.describe_joining(config, 0.0).splitlines()
     assert said[0] == f"[elastic] the state of the agent with pid {os.getpid()}; it goes on"
     assert said[2].startswith("  waits for  the store, to join the job, for ")

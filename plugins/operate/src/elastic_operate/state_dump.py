@@ -1,0 +1,161 @@
+"""The plugin that has an agent write its state, and its threads' Python stacks, to stderr on SIGQUIT, and go on.
+
+:mod:`faulthandler` writes the stacks from the signal's handler into a pipe that never blocks. A thread at the other end
+adds the state, and copies all of it to stderr. So the dump comes even if a call does not return, and a stuck console
+does not stop the agent. An agent that raises because of a defect leaves a file with its newest decisions.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import faulthandler
+import fcntl
+import os
+import re
+import select
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from elastic_core import JoinedRun, hookimpl
+from elastic_core.events import Event
+from elastic_core.host import printable
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from elastic_core.config import RunConfig
+    from elastic_core.monitors import AgentEnd
+
+SIGNAL = signal.SIGQUIT
+QUIET_SECONDS = 0.1  # a dump of the stacks is complete when nothing more of it comes for so long
+ROOM_BYTES = 1 << 18  # of the pipe; stacks that do not fit there are cut off
+_END = b"\0"
+_THREAD = re.compile(r"^(Thread|Current thread) (0x[0-9a-f]+)")
+
+
+class StateDump:
+    """Writes the state on each SIGQUIT, to the descriptor ``fd``, until the run ends.
+
+    Nothing is written if the node leaves on SIGQUIT, or if the program that runs the agent has a handler for it.
+    """
+
+    elastic_hookspec_major = 2
+    _config: RunConfig
+
+    def __init__(self, fd: int = 2) -> None:
+        self._fd = fd
+        self._pipe: tuple[int, int] | None = None
+        self._started = False
+        self._run: JoinedRun | None = None
+        self._since = time.monotonic()  # when the agent began to wait to join its job
+
+    @hookimpl
+    def elastic_configure(self, config: RunConfig) -> None:
+        """Take the signal."""
+        self._config, self._before = config, signal.getsignal(SIGNAL)
+        if isinstance(other := getattr(self._before, "__self__", None), StateDump):  # of a run before, in this process
+            other.elastic_run_ends()
+            self._before = other._before
+        if SIGNAL in (config.signals_to_handle or ()) or self._before not in (signal.SIG_DFL, signal.SIG_IGN):
+            return
+        self._pipe = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # more than this user may have
+            fcntl.fcntl(self._pipe[1], fcntl.F_SETPIPE_SZ, ROOM_BYTES)
+        os.set_blocking(self._pipe[1], False)
+        signal.signal(SIGNAL, self._on_signal)
+        faulthandler.register(SIGNAL, file=self._pipe[1], all_threads=True, chain=True)
+
+    @hookimpl
+    def elastic_run_starts(self, run: JoinedRun) -> None:
+        """Show the state of this run from now on, also if the main thread is in a call that does not return.
+
+        This starts the thread, unless a signal has: a backend that forks while it is made needs a single thread.
+        """
+        self._run = run
+        self._start()
+
+    @hookimpl
+    def elastic_agent_ends(self, end: AgentEnd) -> None:
+        """Write the decisions that led to a defect; the agent may join its job again."""
+        run, self._run, self._since = self._run, None, time.monotonic()
+        if end.failed and run is not None:
+            from elastic_operate.decision_file import write_decisions
+
+            written = write_decisions(run.look(), run.log_dir)
+            end.publish(Event("decisions", f"the newest decisions of this agent: {written}"))
+
+    @hookimpl
+    def elastic_run_ends(self) -> None:
+        """Give the signal back: on this thread Python keeps the handler, which then restores the one before it."""
+        if self._pipe is None:
+            return
+        faulthandler.unregister(SIGNAL)
+        with contextlib.suppress(ValueError):  # this is not the main thread
+            signal.signal(SIGNAL, self._before)
+        if not self._started:
+            os.close(self._pipe[0])
+        else:
+            with contextlib.suppress(BlockingIOError):  # the thread is stuck with stderr, and ends with the process
+                os.write(self._pipe[1], _END)
+        os.close(self._pipe[1])
+        self._pipe = None
+
+    def describe(self) -> str:
+        """Return the state as it is written."""
+        from elastic_operate.agent_state import describe, describe_joining  # the launch does not wait for these
+        from elastic_operate.decision_file import write_decisions
+
+        if (run := self._run) is None:
+            return describe_joining(self._config, self._since)
+        seen = run.look()
+        return f"{describe(run.config, seen)}  decisions  {write_decisions(seen, run.log_dir)}\n"
+
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        if self._pipe is not None:
+            self._start()
+        elif signal.getsignal(signum) == self._on_signal:
+            signal.signal(signum, self._before)
+            os.kill(os.getpid(), signum)
+
+    def _start(self) -> None:
+        """Start the thread, once, without the locks of :mod:`threading`, which a signal may have interrupted."""
+        if self._pipe is not None and not self._started:
+            self._started = True
+            _thread.start_new_thread(self._serve, (self._pipe[0],))
+
+    def _serve(self, reading: int) -> None:
+        from elastic_core.agent import write_all  # the launch does not wait for it
+
+        while stacks := _read(reading):
+            try:
+                state = self.describe()
+            except Exception as exc:  # in the middle of a change
+                state = f"  the state cannot be described: {type(exc).__name__}: {exc}\n"
+            with contextlib.suppress(OSError):  # stderr has no reader any more
+                write_all(self._fd, f"{state}{indent_stacks(stacks)}".encode(errors="backslashreplace"))
+        os.close(reading)
+
+
+def _read(fd: int) -> str:
+    """Wait for stacks in the pipe, until no more of them come, and return them; '' at the end."""
+    data, poll = b"", select.poll()
+    poll.register(fd, select.POLLIN)
+    while poll.poll(None if not data else QUIET_SECONDS * 1000):
+        part = os.read(fd, ROOM_BYTES)
+        if not part or part.endswith(_END):
+            return ""
+        data += part
+    return data.decode(errors="replace")
+
+
+def indent_stacks(stacks: str) -> str:
+    """Return the stacks with the names of their threads in place of the numbers."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()} | {threading.get_ident(): "of this dump"}
+
+    def named(found: re.Match[str]) -> str:
+        return f"{found[1]} {names.get(int(found[2], 16), found[2])}"
+
+    return "".join(f"  {printable(_THREAD.sub(named, line))}\n" for line in stacks.splitlines())
