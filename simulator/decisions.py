@@ -1,4 +1,4 @@
-"""Replay of an agent's log of decisions (``elastic_core.session.decision_log``) against the functions of today."""
+"""Replay of an agent's log of decisions (``elastic_core.decision_log``) against the functions of today."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from elastic_core.decision_log import describe_error
 from elastic_core.protocol import leader, node
-from elastic_core.session.decision_log import describe_error
 
 DIFFERENCES_SHOWN = 20
 

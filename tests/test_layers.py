@@ -51,8 +51,8 @@ IN_WARDEN = {
 """The modules of core that the warden's process imports, and why; ``client`` and ``messages`` are the agent's."""
 FOR_TORCHRUN = "elastic_torchrun"
 """Backends may import it: they register handlers with plain torchrun, which elastic-torchrun makes when asked."""
-REQUIRED = {"elastic_health": "elastic_devices"}
-"""The plugin that another one requires, and imports: the checks of GPUs look at the visible ones."""
+REQUIRED = {"elastic_hangs": "elastic_operate", "elastic_health": "elastic_devices"}
+"""The plugin that another one requires, and imports: a command finds its job, and checks look at the visible GPUs."""
 DISTRIBUTIONS = sorted((ROOT / "plugins").glob("*/src/*/__init__.py"))
 SOURCES = [CORE, *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("examples/*/src"))]
 PACKAGES = sorted(path for source in SOURCES for path in source.rglob("__init__.py"))

@@ -15,8 +15,7 @@ AGENT = (
     "elastic_core.agent.membership",
     "elastic_core.agent.resources",
     "elastic_core.agent.directories",
-    "elastic_core.agent.status",
-    "elastic_core.agent.status",
+    "elastic_core.agent.account",
     "elastic_core.plugins.local_backend",
     "elastic_core.plugins.manager",
 )

@@ -11,8 +11,8 @@ from simulator import decisions, play as playing
 from simulator.profiles import draw
 from simulator.world import World
 
+from elastic_core.decision_log import DecisionLog
 from elastic_core.protocol import node
-from elastic_core.session.decision_log import DecisionLog
 from elastic_operate.decision_file import lines, write
 
 

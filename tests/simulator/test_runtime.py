@@ -12,7 +12,7 @@ PLAY = """
 import sys, threading, time
 
 # an event and a logged decision say when they happened, and nothing is decided by that
-STAMPED = ("elastic_core.events", "elastic_core.session.decision_log")
+STAMPED = ("elastic_core.events", "elastic_core.decision_log")
 forbidden = False
 
 def guard(owner, name):

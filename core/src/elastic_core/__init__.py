@@ -10,15 +10,15 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``session``: the threads that connect a node to its store.
 * ``starter``: how a plugin brings a process that forks workers on request.
 * ``hookspecs``: every hook and its contract.
-* ``causes``: the cause of a worker's failure, and what a plugin gets to find it.
-* ``gates``, ``monitors``: a node's two gates, and a round's workers, as plugins see them. ``assignment``: what a worker
-  is told of itself. ``progress_table``: the progress of workers.
+* ``gates``: a node's two gates, and the state of its agent, as plugins see them.
+* ``causes``: the cause of a worker's failure. ``monitors``: a round's workers, as plugins see them.
+  ``assignment``: what a worker is told of itself. ``progress_table``: the progress of workers.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
 * ``rendezvous``: what the author of a backend writes against.
 * ``threads``: calls in a thread, with a limit of time. ``version``: the version of this distribution.
-  ``questions``: what monitors ask all nodes, and the answers.
+  ``decision_log``: decisions for a bug report. ``questions``: what monitors ask all nodes, and the answers.
   ``digest``: digests of text, without OpenSSL. ``distributions``: what can be installed besides core.
 * ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared vocabulary. (``__main__`` is ``elastic``.)
 
@@ -74,6 +74,7 @@ NAMES = {
     "assignment": "Assignment",
     "config.flag": "Flag",
     "config.run": "RunConfig",
+    "decision_log": "Decision",
     "errors": "ElasticError PluginError RendezvousClosedError RendezvousConnectionError RendezvousError "
     "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UnhealthyNodeError UsageError",
     "gates": "AgentState JoinGate JoinedRun StartGate",

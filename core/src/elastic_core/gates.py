@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elastic_core.config.run import RunConfig
+    from elastic_core.decision_log import Decision
     from elastic_core.incidents import Incident
     from elastic_core.monitors import WorkerView
     from elastic_core.progress import Progress
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from elastic_core.protocol.node import NodeState
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import RendezvousBackend
-    from elastic_core.session.decision_log import Call
 
 CHECK_MAX_SECONDS = 60.0  # that a check may take from one :meth:`JoinGate.wait` to the next
 _LOOK_SECONDS = 0.05
@@ -151,7 +151,7 @@ class AgentState:
     started_at: float
     progress: Mapping[int, tuple[Progress, float]]
     checkpoint: tuple[int | None, float] | None
-    decisions: Sequence[Call]
+    decisions: Sequence[Decision]
 
 
 class HostEnd:

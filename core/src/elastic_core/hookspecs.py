@@ -5,9 +5,9 @@ any object (module, class instance) with functions of these names marked by :dat
 ``docs/authors/writing_a_plugin.md`` builds one step by step. Core's defaults (``elastic_core.plugins.builtin``) are
 registered through these hooks and nowhere else.
 
-All hooks run in the agent's process, except the two of family 4 that run in workers, and ``elastic_find_job``. Unless
-a contract says otherwise, a hook that raises fails the run: an ElasticError as it is, any other error as a
-``PluginError`` that names the plugin, with exit code 2.
+All hooks run in the agent's process, except the two of family 4 that run in workers. Unless a contract says otherwise,
+a hook that raises fails the run: an ElasticError as it is, any other error as a ``PluginError`` that names the plugin,
+with exit code 2.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elastic_core.monitors import AgentEnd, RunningRound
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer
-    from elastic_core.rendezvous.backend import FoundJob, RendezvousBackend
+    from elastic_core.rendezvous.backend import RendezvousBackend
     from elastic_core.rendezvous.options import RendezvousOptions, RendezvousParameters
     from elastic_core.worker.train_state import TrainingState
 
@@ -331,20 +331,6 @@ def elastic_scheduler_defaults(
 
     Raises:
         UsageError: The command cannot be what the user means. Ends the run with exit code 2.
-    """
-
-
-@hookspec(firstresult=True)
-def elastic_find_job(job: str | None) -> FoundJob | None:
-    """Return where a running job is; None if the plugin knows no such job.
-
-    Called by commands that look at a job or ask something of it, such as ``elastic stacks``, if they are given neither
-    ``--rdzv_backend`` nor ``--rdzv_endpoint``. ``job`` is the id that the user has typed; None for the only job that
-    can be meant. The plugins of the group ``elastic.jobs`` are asked in turn, on the main thread, in the command's
-    process; the command waits for the answer, and closes a connection that is part of it.
-
-    Raises:
-        UsageError: Several jobs can be meant. Ends the command with exit code 2.
     """
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_core.cli.job_store import NoStoreError
 from elastic_core.errors import UsageError
 from elastic_hangs.lookup import LocalProcess, locate_local, workers_of
+from elastic_operate.job_store import NoStoreError
 
 
 def process(pid: int, *, rank: int, uid: str = "a", number: int = 1, started: int = 0) -> LocalProcess:

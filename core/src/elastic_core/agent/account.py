@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic_core.agent.report import RunSummary, ledger_events, no_place
 from elastic_core.agent.resources import Resources
+from elastic_core.decision_log import DecisionLog
 from elastic_core.events import Event
 from elastic_core.gates import AgentState
 from elastic_core.incidents import Incident
@@ -12,7 +13,6 @@ from elastic_core.protocol.entries import Halt, HaltReason
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node import NodeState
 from elastic_core.protocol.node_events import EntriesRead, NodeEvent
-from elastic_core.session.decision_log import DecisionLog
 from elastic_core.session.session import Session
 
 

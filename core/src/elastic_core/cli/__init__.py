@@ -6,8 +6,7 @@ General layout:
   errors. ``interrupt``: Ctrl-C before there is anything to clean up.
 * ``run``: ``elastic run``, with its help and the defaults inside a scheduler's job. ``option``: click's options, made
   of flags. ``settle``: turns the values of flags into a :class:`~elastic_core.config.run.RunConfig`.
-* ``plugins``: the subcommand of this name. ``job_store``: the store of the job that is looked at by commands of other
-  distributions.
+* ``plugins``: the subcommand of this name.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from elastic_core import names_of
 
 NAMES = {
     "cli.interrupt": "end_at_once raise_again",
-    "cli.job_store": "NoStoreError STORE_FLAGS is_store_named open_store",
     "cli.option": "FlagCommand FlagOption",
     "cli.run": "RunCommand warn",
     "cli.settle": "FLAGS Flags configure meeting_place outline plugins_named without_effect",

@@ -36,7 +36,6 @@ class Group(enum.Enum):
     FLAGS = "elastic.flags", "declaration of flags", ""  # of ``elastic run``; named as the plugin that reads them
     WORKER_COUNTS = "elastic.worker_counts", "word of --nproc_per_node", ""  # imported when a launch has the word
     COMMANDS = "elastic.commands", "command", ""  # subcommands of ``elastic``; imported when called
-    JOBS = "elastic.jobs", "finder of jobs", ""  # find a job for commands that name no store; imported by these
     SCHEDULERS = "elastic.schedulers", "scheduler", ""  # defaults of flags; imported inside a job of the scheduler
 
     def __init__(self, key: str, noun: str, flag: str) -> None:

@@ -17,7 +17,7 @@ NAMES = {
     "digest": "hex_digest",
     "errors": "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousRefusedError "
     "RendezvousStateError RendezvousTimeoutError",
-    "rendezvous.backend": "Cursor FoundJob HandlerStore HeartbeatReply Link MAX_VALUE_BYTES ORIGIN "
+    "rendezvous.backend": "Cursor HandlerStore HeartbeatReply Link MAX_VALUE_BYTES ORIGIN "
     "RendezvousBackend ReplaceableServer RosterRow StoreWarning TOMBSTONE WorkersStore "
     "WrappedBackend check_size",
     "rendezvous.guard": "protect",

@@ -281,17 +281,6 @@ def confirmed_at(store: RendezvousBackend, max_age: float | None = None) -> floa
     return store.confirmed_at(max_age) if isinstance(store, ReplaceableServer) else math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class FoundJob:
-    """A running job that a plugin has found (hook ``elastic_find_job``): its id, and its store or the way there."""
-
-    job: str
-    backend: str = ""
-    endpoint: str = ""
-    store: RendezvousBackend | None = None
-    """A connection to the store; None to make one with ``backend`` and ``endpoint``."""
-
-
 def check_size(what: str, value: bytes) -> None:
     """Refuse a value of more than MAX_VALUE_BYTES, with a RendezvousStateError that names it as ``what``."""
     if len(value) > MAX_VALUE_BYTES:

@@ -11,8 +11,6 @@ General layout, from what a node does first to what it does last:
   takes the turns of ``leader_driver``, which asks plugins. ``heartbeat`` shows that the node lives, and that its row is
   read.
 * ``contact`` says since when the store has not answered, and how long to wait before the next attempt.
-  ``decision_log`` keeps decisions for a bug report.
-* ``job_request`` enters a request from outside of the job.
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ from elastic_core import names_of
 
 NAMES = {
     "session.contact": "FENCE_SHARE FIRST_CONNECTION_SECONDS StoreWait",
-    "session.decision_log": "Call",
-    "session.job_request": "requested require_agent running_job",
     "session.ledger_reader": "load news peek readable",
     "session.runtime": "RUNTIME Runtime",
     "session.session": "Session",

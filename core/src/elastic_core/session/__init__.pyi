@@ -1,8 +1,6 @@
 # Made by docs/render_public.py.
 
 from elastic_core.session.contact import FENCE_SHARE as FENCE_SHARE, FIRST_CONNECTION_SECONDS as FIRST_CONNECTION_SECONDS, StoreWait as StoreWait
-from elastic_core.session.decision_log import Call as Call
-from elastic_core.session.job_request import requested as requested, require_agent as require_agent, running_job as running_job
 from elastic_core.session.ledger_reader import load as load, news as news, peek as peek, readable as readable
 from elastic_core.session.runtime import RUNTIME as RUNTIME, Runtime as Runtime
 from elastic_core.session.session import Session as Session

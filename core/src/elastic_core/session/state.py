@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from elastic_core.decision_log import DecisionLog
 from elastic_core.errors import (
     ElasticError,
     RendezvousConnectionError,
@@ -40,7 +41,6 @@ from elastic_core.session.contact import (
     may_be_renewed,
     unanswered,
 )
-from elastic_core.session.decision_log import DecisionLog
 from elastic_core.session.join import Joined
 from elastic_core.session.ledger_reader import check_head
 from elastic_core.session.runtime import Runtime

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from elastic_core.cli import STORE_FLAGS, FlagCommand, NoStoreError, open_store
+from elastic_core.cli import FlagCommand
 from elastic_core.exit_codes import ExitCode
+from elastic_operate.job_store import STORE_FLAGS, NoStoreError, open_store
 
 
 def stacks(*, job: str | None, full: bool, **given: Any) -> int:
@@ -39,7 +40,7 @@ command = FlagCommand(
     ],
     help="Show the line of the script at which each rank of JOB runs or waits. The command stops no rank.\n\nJOB is "
     "the job's --rdzv_id. To name the job's store, give the flags of `elastic run`. Without these flags, the command "
-    "searches your jobs on this host, if elastic-operate is installed.",
+    "searches your jobs on this host.",
     epilog="The command takes one or two seconds and needs write access to the job's store. Jobs of the local backend "
     "and of foreign rendezvous handlers have no store: for these, the command shows the ranks on this host. If a "
     "process does not answer, the command shows its state and the kernel function in which it waits.",

@@ -13,15 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_core.cli import NoStoreError
 from elastic_core.config import DEFAULT_ID
 from elastic_core.errors import RendezvousTimeoutError, UsageError
 from elastic_core.protocol import Answers, Ask, decode
 from elastic_core.rendezvous import Cursor, RendezvousBackend
-from elastic_core.session import peek, readable, requested, running_job
+from elastic_core.session import peek, readable
 from elastic_core.warden import running_process
 from elastic_hangs.judgement import FULL_STACKS, STACKS, LocalStacks, Report, describe_hang, report_alone
 from elastic_hangs.stacks import LocalRank, PySpy, Wanted, locate
+from elastic_operate.job_request import requested, running_job
+from elastic_operate.job_store import NoStoreError
 
 WAIT_SECONDS = 30.0  # for the report: more than it takes to replace a leader that is gone
 LOOK_SECONDS = 1.0  # how long one wait for the store takes

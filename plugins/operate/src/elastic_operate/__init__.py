@@ -8,8 +8,10 @@ General layout:
 * ``logs``: ``elastic logs``: the workers' output that was kept.
 * ``plugin``: in an agent, keeps the file by which commands on this host find its job. ``job_file``: that file, and the
   socket beside it, over which commands use the store of the job.
-* ``finder``: in a command, finds the job that the user means. ``host_jobs``: the jobs of this host, their list, and the
-  command's side of the socket.
+* ``job_store``: in a command, the store of the job that the user means. ``job_request``: a request in that store.
+  ``host_jobs``: the jobs of this host, their list, and the command's side of the socket.
+* ``state_dump``: in an agent, writes its state on SIGQUIT. ``agent_state``: that state in words. ``decision_file``: the
+  decisions of an agent, for a bug report.
 """
 
 from __future__ import annotations

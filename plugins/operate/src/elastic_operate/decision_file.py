@@ -20,8 +20,7 @@ from elastic_core import __version__
 from elastic_core.threads import bounded
 
 if TYPE_CHECKING:
-    from elastic_core import AgentState
-    from elastic_core.session import Call
+    from elastic_core import AgentState, Decision
 
 WRITE_MAX_SECONDS = 5.0  # for which a disk that does not answer is waited for
 
@@ -38,7 +37,7 @@ def write_decisions(seen: AgentState, directory: Path | None) -> str:
         return f"not written: {exc}"
 
 
-def write(calls: Iterable[Call], node_id: str, directory: Path | None) -> Path:
+def write(calls: Iterable[Decision], node_id: str, directory: Path | None) -> Path:
     """Write calls into a new file for this user alone, in order of time, and return its path.
 
     Without a ``directory`` it is made where temporary files are. Raise OSError if the file cannot be written.
@@ -49,7 +48,7 @@ def write(calls: Iterable[Call], node_id: str, directory: Path | None) -> Path:
     return Path(name)
 
 
-def lines(calls: Iterable[Call], node_id: str) -> Iterator[str]:
+def lines(calls: Iterable[Decision], node_id: str) -> Iterator[str]:
     """Yield the lines of the file."""
     yield json.dumps({"decisions": 1, "release": __version__, "node": node_id})
     numbers: dict[int, int] = {}

@@ -14,7 +14,8 @@ from collections.abc import Collection
 from elastic_core.errors import RendezvousConnectionError, RendezvousTimeoutError, StoreLostError, UsageError
 from elastic_core.protocol import MAX_DRAINED_NODES, PROOF_HEARTBEATS, Ledger, NodeRow, list_names
 from elastic_core.rendezvous import Cursor, RendezvousBackend
-from elastic_core.session import peek, readable, requested, running_job
+from elastic_core.session import peek, readable
+from elastic_operate.job_request import requested, running_job
 
 DRAIN_WAIT_SECONDS = 20.0
 """Seconds in which the agents must have said that they leave: more than it takes to replace a leader that is gone."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli import STORE_FLAGS, FlagCommand, open_store
+from elastic_core.cli import FlagCommand
 from elastic_core.errors import UsageError
+from elastic_operate.job_store import STORE_FLAGS, open_store
 
 if TYPE_CHECKING:
     from elastic_core.rendezvous import RendezvousBackend

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from elastic_core.incidents import Failure
 from elastic_core.protocol import Ledger, NodeRow, Observation, Phase, Round, SavedStep, past_failures, place
 from elastic_core.rendezvous import RendezvousBackend
-from elastic_core.session import load, readable, require_agent
+from elastic_core.session import load, readable
+from elastic_operate.job_request import require_agent
 
 
 @dataclass(frozen=True, slots=True)

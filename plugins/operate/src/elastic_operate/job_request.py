@@ -13,13 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from elastic_core.errors import RendezvousRefusedError, UsageError
-from elastic_core.host.identity import host_name, installed_versions
-from elastic_core.protocol.codec import encode_row
-from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.roster import NodeInfo, NodeRow
-from elastic_core.protocol.settings import Versions
-from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_core.session.ledger_reader import load
+from elastic_core.host import host_name, installed_versions
+from elastic_core.protocol import Ledger, NodeInfo, NodeRow, Versions, encode_row
+from elastic_core.rendezvous import RendezvousBackend
+from elastic_core.session import load
 
 
 def running_job(store: RendezvousBackend, job: str) -> Ledger:

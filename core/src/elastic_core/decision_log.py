@@ -20,7 +20,7 @@ CALLS_MIN = 8  # how many calls are kept in a job of any size
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Decision:
     """One call of a function that decides."""
 
     at: float  # when it returned, in seconds since the epoch
@@ -34,7 +34,7 @@ class DecisionLog:
     """The newest calls of one thread. Any thread may read them."""
 
     def __init__(self) -> None:
-        self._calls: deque[Call] = deque()
+        self._calls: deque[Decision] = deque()
         self._lock = threading.Lock()
 
     def call(self, function: Callable[..., R], *arguments: object, rows: int = 0, idle: type | None = None) -> R:
@@ -48,18 +48,18 @@ class DecisionLog:
         try:
             result = function(*arguments)
         except Exception as exc:
-            self._keep(Call(time.time(), name, arguments, error=describe_error(exc)), rows)
+            self._keep(Decision(time.time(), name, arguments, error=describe_error(exc)), rows)
             raise
-        self._keep(Call(time.time(), name, arguments, result), rows, idle)
+        self._keep(Decision(time.time(), name, arguments, result), rows, idle)
         return result
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[Decision]:
         """The calls, the oldest first."""
         with self._lock:
             return [*self._calls]
 
-    def _keep(self, call: Call, rows: int, idle: type | None = None) -> None:
+    def _keep(self, call: Decision, rows: int, idle: type | None = None) -> None:
         most = min(CALLS_MAX, max(CALLS_MIN, ROWS_MAX // (1 + rows)))
         with self._lock:
             if idle is not None and self._calls and all(isinstance(c.result, idle) for c in (call, self._calls[-1])):
