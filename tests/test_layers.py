@@ -51,8 +51,11 @@ IN_WARDEN = {
 """The modules of core that the warden's process imports, and why; ``client`` and ``messages`` are the agent's."""
 FOR_TORCHRUN = "elastic_torchrun"
 """Backends may import it: they register handlers with plain torchrun, which elastic-torchrun makes when asked."""
-REQUIRED = {"elastic_hangs": "elastic_operate", "elastic_health": "elastic_devices"}
-"""The plugin that another one requires, and imports: a command finds its job, and checks look at the visible GPUs."""
+REQUIRED = {
+    "elastic_hangs": {"elastic_causes", "elastic_operate"},  # frames of stacks; a command finds its job
+    "elastic_health": {"elastic_causes", "elastic_devices"},  # the limit of memory; the visible GPUs
+}
+"""The plugins that another one requires, and imports."""
 DISTRIBUTIONS = sorted((ROOT / "plugins").glob("*/src/*/__init__.py"))
 SOURCES = [CORE, *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("examples/*/src"))]
 PACKAGES = sorted(path for source in SOURCES for path in source.rglob("__init__.py"))
@@ -177,7 +180,7 @@ def test_the_checks_see_what_they_are_to_see(graph: dict[str, set[str]]) -> None
 
 @pytest.mark.parametrize("distribution", [path.parent for path in DISTRIBUTIONS], ids=lambda path: path.name)
 def test_a_plugin_imports_no_plugin_that_it_does_not_require(distribution: Path) -> None:
-    allowed = {distribution.name, FOR_TORCHRUN, REQUIRED.get(distribution.name)}
+    allowed = {distribution.name, FOR_TORCHRUN} | REQUIRED.get(distribution.name, set())
     others = {path.parent.name for path in DISTRIBUTIONS} - allowed
     modules = modules_below(distribution.parent)
     imported = {name.partition(".")[0] for path in modules.values() for name in imported_by(path, modules)}

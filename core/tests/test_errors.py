@@ -173,15 +173,15 @@ def test_a_distribution_that_is_not_beside_core_is_not_looked_for_on_the_public_
 def test_a_distribution_is_installed_together_with_those_that_it_requires(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    devices, health = (tmp_path / "plugins" / name for name in ("devices", "health"))
-    health.mkdir(parents=True)
+    file, slurm = (tmp_path / "plugins" / name for name in ("file", "slurm"))
+    slurm.mkdir(parents=True)
     origin = {"url": (tmp_path / "core").as_uri(), "dir_info": {}}
-    assert "elastic_devices-0.1.0-py3-none-any.whl and elastic_health-0.1.0" in hint_where(
-        monkeypatch, origin, "elastic-health"
+    assert "elastic_rdzv_file-0.1.0-py3-none-any.whl and elastic_slurm-0.1.0" in hint_where(
+        monkeypatch, origin, "elastic-slurm"
     )
-    devices.mkdir()
-    told = hint_where(monkeypatch, origin, "elastic-health")
-    assert told == f"Install elastic-health:\n  pip install {devices} {health}"
+    file.mkdir()
+    told = hint_where(monkeypatch, origin, "elastic-slurm")
+    assert told == f"Install elastic-slurm:\n  pip install {file} {slurm}"
 
 
 def test_core_on_a_path_alone_has_no_origin(monkeypatch: pytest.MonkeyPatch) -> None:

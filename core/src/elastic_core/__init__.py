@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 PUBLIC = {
     "elastic_core": "what most plugins and training scripts need: settings, hooks, gates, errors",
     "elastic_core.agent": "an agent in this process, abandoned directories, and the root cause of a failed job",
-    "elastic_core.causes": "the cause of a worker's failure, what a plugin gets to find it, and frames of stacks",
+    "elastic_core.causes": "the cause of a worker's failure, and what a plugin gets to find it",
     "elastic_core.cli": "commands: their options, the store of the job that they look at, warnings",
     "elastic_core.cli.main": "the entry point of ``elastic``",
     "elastic_core.config": "the settings of a run: flags, the program, ``--rdzv_conf``, environment variables",
@@ -53,7 +53,7 @@ PUBLIC = {
     "elastic_core.errors": "the errors that users see, each with a hint",
     "elastic_core.events": "events, which observers receive, and their levels",
     "elastic_core.exit_codes": "the exit codes of ``elastic run``, and those of workers in words",
-    "elastic_core.host": "facts about this machine: names, addresses, ports, terminal, memory kills",
+    "elastic_core.host": "facts about this machine: names, addresses, ports, terminal",
     "elastic_core.incidents": "failures, their history, and verdicts on them",
     "elastic_core.monitors": "a round and its workers, as monitors see them",
     "elastic_core.plugins": "the installed plugins, those of a run, and the backend for one node",

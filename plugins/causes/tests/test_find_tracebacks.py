@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_causes.find import crashed_thread, innermost, printed_exception
-from elastic_core.causes import Frame, parse_frames
+from elastic_causes.frames import Frame, parse_frames
 
 RAISED = {
     "an exception of the program": (

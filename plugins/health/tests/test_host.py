@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from elastic_causes.oom import OomCounter
 from elastic_core import RunConfig
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.host.oom import OomCounter
 from elastic_health.host import check_disk, check_memory, check_shm, directories
 from elastic_health.sizes import format_size, parse_share, parse_size
 

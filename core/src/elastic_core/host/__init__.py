@@ -5,7 +5,6 @@ General layout:
 * ``identity``: the names of the host and of its boot, and the versions that must match between nodes. ``addresses``:
   where other nodes reach it, and a port that is reserved for the workers' store.
 * ``own_process``: what ``ps`` shows of it, and its allocator. ``terminal``: makes foreign text safe to print.
-* ``oom``: whether the kernel has killed a process for memory.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from elastic_core import names_of
 NAMES = {
     "host.addresses": "ANY_FORM HeldPort LOOPBACK advertised_address endpoint_host parts says_loopback",
     "host.identity": "boot_id host_name installed_versions",
-    "host.oom": "OomCounter find_counter",
     "host.own_process": "Title overwrite without_passwords",
     "host.terminal": "GREEN Paint RED YELLOW has_colours painter plain printable",
 }

@@ -2,7 +2,6 @@
 
 from elastic_core.host.addresses import ANY_FORM as ANY_FORM, HeldPort as HeldPort, LOOPBACK as LOOPBACK, advertised_address as advertised_address, endpoint_host as endpoint_host, parts as parts, says_loopback as says_loopback
 from elastic_core.host.identity import boot_id as boot_id, host_name as host_name, installed_versions as installed_versions
-from elastic_core.host.oom import OomCounter as OomCounter, find_counter as find_counter
 from elastic_core.host.own_process import Title as Title, overwrite as overwrite, without_passwords as without_passwords
 from elastic_core.host.terminal import GREEN as GREEN, Paint as Paint, RED as RED, YELLOW as YELLOW, has_colours as has_colours, painter as painter, plain as plain, printable as printable
 

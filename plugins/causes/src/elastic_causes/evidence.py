@@ -17,9 +17,10 @@ from functools import partial
 from pathlib import Path
 
 from elastic_causes.find import Found
+from elastic_causes.oom import OomCounter
 from elastic_core import Assignment
 from elastic_core.causes import EndedWorker
-from elastic_core.host import OomCounter, says_loopback
+from elastic_core.host import says_loopback
 from elastic_core.incidents import IncidentKind
 from elastic_core.threads import bounded
 

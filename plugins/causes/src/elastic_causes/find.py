@@ -18,18 +18,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_causes.failure_recorder import EXCEPTION, EXIT, MEMBER, THREAD
+from elastic_causes.frames import Frame, parse_frames
 from elastic_core.causes import (
     DETAIL_MAX_CHARACTERS,
     EXCEPTION_EXIT_CODE,
     MESSAGE_MAX_CHARACTERS,
     TEXT_MAX_CHARACTERS,
     Cause,
-    Frame,
     headline,
     last_line,
     last_lines,
     one_line,
-    parse_frames,
 )
 from elastic_core.progress import step_of_path
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from elastic_causes import evidence, failure_recorder
 from elastic_causes.find import find_cause, is_ending, named_checkpoint, telling_lines
+from elastic_causes.oom import find_counter
 from elastic_core import hookimpl
 from elastic_core.causes import DETAIL_MAX_CHARACTERS, EXCEPTION_EXIT_CODE, Cause, EndedWorker
-from elastic_core.host import find_counter
 from elastic_core.worker import read_error_file
 
 if TYPE_CHECKING:

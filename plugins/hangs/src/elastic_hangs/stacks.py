@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from elastic_core.causes import Frame, parse_frames
+from elastic_causes.frames import Frame, parse_frames
 from elastic_core.monitors import WorkerView
 from elastic_core.protocol import clip
 from elastic_core.warden import catches, run_nanoseconds, state_of, waits_in

@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from elastic_causes.oom import OomCounter, find_counter
 from elastic_core.config import RunConfig
-from elastic_core.host import OomCounter, find_counter
 from elastic_health.checks import Finding
 from elastic_health.sizes import format_size, parse_size
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.host.oom import OomCounter, find_counter
+from elastic_causes.oom import OomCounter, find_counter
 
 V2 = "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n"
 UNLIMITED = str(2**63 - 4096)
