@@ -106,9 +106,9 @@ def test_a_file_has_functions_called_after_those_of_atexit_also_in_a_fork_of_the
 def test_a_file_that_raises_is_left_out(tmp_path: Path, file: str) -> None:
     (bad := tmp_path / "bad.py").write_text("raise SystemExit(3)")
     command, env = [sys.executable, "-c", "print('the program', flush=True)"], dict(os.environ)
-    prepare_worker(command, env, [str(bad), str(tmp_path / "missing.py"), file])
+    prepare_worker(command, env, [file, str(bad), str(tmp_path / "missing.py"), file])
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert (done.stdout.splitlines(), done.stderr) == (["the program", "at the end"], "")
+    assert (done.stdout.splitlines(), done.stderr) == (["the program", *2 * ["at the end"]], "")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,10 @@ usual ``ImportError`` of a missing module, which ``site`` ignores.
 import os
 import sys
 
+TYPE_CHECKING = False  # typing's, which is not loaded
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def _stand_aside() -> None:
     """Remove this directory from the path, and let ``site`` import another ``sitecustomize`` if there is one."""
@@ -61,12 +65,14 @@ def _prepare_worker(files: list[str]) -> None:
     """Execute files and their ``prepare``, without an import: that would leave their packages in ``sys.modules``."""
     import atexit  # which is built in
 
+    at_end: list[Callable[[], object]] = []
+    atexit.register(lambda: [function() for function in reversed(at_end)])  # one for all, as in a starter's worker
     for path in files:
         name = os.path.basename(path).removesuffix(".py")
         module = type(sys)(name)
         try:
             exec(sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path).get_code(name), module.__dict__)
-            module.prepare(atexit.register)
+            module.prepare(at_end.append)
         except (Exception, SystemExit):  # such as a module that this interpreter lacks: the program runs all the same
             continue
 
