@@ -12,7 +12,7 @@ import pytest
 from rig import COLD, WARM, WORKERS, Agent, Rig, descendants, name_of
 from terminal import Terminal
 
-from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
+from elastic_hangs.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 SIGNALS = ["SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGTERM"]
 HANDLED = f"--signals_to_handle={','.join(SIGNALS)}"

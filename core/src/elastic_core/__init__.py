@@ -66,7 +66,7 @@ PUBLIC = {
     "elastic_core.starter": "how a plugin brings a process that forks workers",
     "elastic_core.threads": "calls in a thread, with a limit of time",
     "elastic_core.warden": "the parent of workers: its client, its messages, a starter's side, and processes of Linux",
-    "elastic_core.worker": "inside a worker: graceful stop, error file, memory files, the channel to the agent",
+    "elastic_core.worker": "inside a worker: graceful stop, error file, the channel to the agent",
 }
 """The modules that plugins may import, and the subject of each."""
 

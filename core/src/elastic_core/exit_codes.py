@@ -34,7 +34,7 @@ class ExitCode(enum.IntEnum):
 
 
 STACK_REQUESTS = range(signal.SIGRTMAX - 5, signal.SIGRTMAX - 2)
-"""The signals by which an agent asks a worker for its stacks (``worker/stack_dump.py``)."""
+"""The signals by which an agent asks a worker for its stacks, if elastic-hangs is on."""
 
 
 def signal_name(signum: int) -> str:

@@ -1,4 +1,4 @@
-"""The hook in an interpreter's start, where it must do nothing: what a stray process finds of it."""
+"""The hook in an interpreter's start: what a worker executes there, and that a stray process finds nothing of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.warden.linux import catches
 from elastic_core.warden.startup import PREPARE_WORKER, STAGE, STARTUP, prepare_worker
-from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 
 REPORT = """
 import json, os, sys
@@ -50,6 +48,14 @@ def test_the_sitecustomize_that_is_there_besides_is_not_lost(tmp_path: Path, sou
     assert report(PYTHONPATH=f"{STARTUP}{os.pathsep}{own}") == alone
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A file of a plugin that a worker executes before its program."""
+    path = tmp_path / "at_start.py"
+    path.write_text("import os\n\ndef prepare(at_end):\n    at_end(lambda: os.write(1, b'at the end\\n'))\n")
+    return str(path)
+
+
 SEEN = """
 import json, os, sys
 print(json.dumps([sorted(sys.modules), sys.path, dict(os.environ), sorted(sys.path_importer_cache)]))
@@ -57,30 +63,52 @@ print(json.dumps([sorted(sys.modules), sys.path, dict(os.environ), sorted(sys.pa
 
 
 @pytest.mark.parametrize("before", [{}, {"PYTHONPATH": "/one:/two"}])
-def test_a_worker_that_is_prepared_finds_no_trace(before: dict[str, str]) -> None:
+def test_a_worker_that_is_prepared_finds_no_trace(before: dict[str, str], file: str) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", STAGE)} | before
     command, ours = [sys.executable, "-c", SEEN], dict(env)
-    prepare_worker(command, ours)
-    assert ours[STAGE] == PREPARE_WORKER
+    prepare_worker(command, ours, [file])
+    assert ours[STAGE] == os.pathsep.join([PREPARE_WORKER, file])
     plain, prepared = (
         subprocess.run(command, env=given, capture_output=True, text=True, check=True) for given in (env, ours)
     )
     assert prepared.stderr == ""
-    (usual, *others), (modules, *rest) = json.loads(plain.stdout), json.loads(prepared.stdout)
+    seen, last = prepared.stdout.splitlines()
+    assert last == "at the end"
+    (usual, *others), (modules, *rest) = json.loads(plain.stdout), json.loads(seen)
     assert {*usual} <= {*modules} <= {*usual, "atexit"}
     assert rest == others
 
 
-def test_a_worker_that_prepares_has_handlers_for_the_requests_for_its_stacks() -> None:
-    script = "import sys\nprint('ready', flush=True)\nsys.stdin.read()"
-    command, env = [sys.executable, "-c", script], dict(os.environ)
-    prepare_worker(command, env)
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        assert catches(process.pid, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING)
-        process.communicate(b"")
-    assert process.returncode == 0
+FRESH = ""
+FORKED = """
+from elastic_core.warden import execute, functions_at_end
+at_end = functions_at_end()  # as a starter does, before its imports
+atexit.register(lambda: os.write(1, b"a module's\\n"))
+execute(sys.argv[1:], at_end)
+"""
+ENDS = """
+atexit.register(lambda: os.write(1, b"its own\\n"))
+if child := os.fork():
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("start", [FRESH, FORKED], ids=["fresh", "forked"])
+def test_a_file_has_functions_called_after_those_of_atexit_also_in_a_fork_of_the_worker(start: str, file: str) -> None:
+    command, env = [sys.executable, "-c", f"import atexit, os, sys\n{start}{ENDS}"], dict(os.environ)
+    if start == FRESH:
+        prepare_worker(command, env, [file])
+    done = subprocess.run([*command, file], env=env, capture_output=True, text=True, check=True)
+    expected = ["its own", *(["a module's"] if start == FORKED else []), "at the end"]
+    assert (done.stdout.splitlines(), done.stderr) == (2 * expected, "")
+
+
+def test_a_file_that_raises_is_left_out(tmp_path: Path, file: str) -> None:
+    (bad := tmp_path / "bad.py").write_text("raise SystemExit(3)")
+    command, env = [sys.executable, "-c", "print('the program', flush=True)"], dict(os.environ)
+    prepare_worker(command, env, [file, str(bad), str(tmp_path / "missing.py"), file])
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert (done.stdout.splitlines(), done.stderr) == (["the program", *2 * ["at the end"]], "")
 
 
 @pytest.mark.parametrize(
@@ -98,11 +126,17 @@ def test_a_worker_that_prepares_has_handlers_for_the_requests_for_its_stacks() -
 )
 def test_only_python_programs_that_take_a_sitecustomize_are_prepared(command: list[str], prepared: bool) -> None:
     environment: dict[str, str] = {}
-    prepare_worker(command, environment)
+    prepare_worker(command, environment, ["/a.py"])
     assert (STAGE in environment) is prepared
 
 
 def test_an_empty_module_path_is_left_alone() -> None:
     environment = {"PYTHONPATH": ""}
-    prepare_worker(["python"], environment)
+    prepare_worker(["python"], environment, ["/a.py"])
     assert environment == {"PYTHONPATH": ""}
+
+
+def test_without_files_nothing_is_prepared() -> None:
+    environment: dict[str, str] = {}
+    prepare_worker(["python"], environment, [])
+    assert environment == {}

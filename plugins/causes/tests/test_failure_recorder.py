@@ -359,6 +359,13 @@ for wrong in (None, "x"):
     assert (ended.code, ended.stderr) == (0, "")
 
 
+def test_a_fatal_signal_leaves_the_python_stack_on_stderr(tmp_path: Path) -> None:
+    ended = end_of("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", tmp_path)
+    assert ended.code == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in ended.stderr
+    assert "program.py" in ended.stderr
+
+
 SEEN = """
 import json, os, sys
 print(json.dumps([sorted(sys.modules), sys.path, dict(os.environ), sorted(sys.path_importer_cache)]))

@@ -19,8 +19,8 @@ import pytest
 
 from elastic_core.warden.linux import descendants
 from elastic_core.warden.startup import prepare_worker
-from elastic_core.worker.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
-from elastic_hangs import stacks
+from elastic_hangs import stack_dump, stacks
+from elastic_hangs.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 from elastic_hangs.stacks import LocalRank, ProcessStacks, Wanted, collect, locate, main_stack
 from elastic_hangs.watch import pauses, uses_of
 
@@ -45,7 +45,7 @@ HANGS = {
         r"in join \(threading.py:\d+\)",
     ),
 }
-PREPARE = "from elastic_core.worker.stack_dump import prepare\nprepare()\n"
+PREPARE = "import atexit\nfrom elastic_hangs.stack_dump import prepare\nprepare(atexit.register)\n"
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def test_the_place_of_a_process_that_hangs(hang: str, tmp_path: Path) -> None:
 def test_a_worker_that_prepares_answers_when_it_is_asked_for_its_stacks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint('ready', flush=True)\nsys.stdin.read()")
     command, env = [sys.executable, "-u", str(tmp_path / "train.py")], dict(os.environ)
-    prepare_worker(command, env)
+    prepare_worker(command, env, [stack_dump.__file__])
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -140,13 +140,20 @@ class Slow:
 slow = Slow()
 """
 """A program whose interpreter stays in its teardown until its input ends."""
-PREPARED_FIRST = "import sys\n" + PREPARE
-PREPARED_LATE = """
-import atexit, os, signal, sys
-from elastic_core.worker import stack_dump
-stack_dump.ignore_requests_at_exit()  # as the fork server does, before its imports
-atexit.register(lambda: os.write(2, b"" if callable(signal.getsignal(stack_dump.SIGNAL_RUNNING)) else b"too early"))
-stack_dump.prepare()
+CHECKED = """
+import os, signal, sys
+from elastic_hangs.stack_dump import SIGNAL_RUNNING
+atexit.register(lambda: os.write(2, b"" if callable(signal.getsignal(SIGNAL_RUNNING)) else b"too early"))
+"""
+PREPARED_FIRST = PREPARE + CHECKED
+PREPARED_LATE = f"""
+import atexit
+from elastic_core.warden import functions_at_end
+from elastic_hangs.stack_dump import prepare
+at_end = functions_at_end()  # as the fork server does, before its imports
+{CHECKED}
+prepare(at_end)
+{CHECKED}
 """
 
 
@@ -216,15 +223,6 @@ def test_a_process_that_is_gone() -> None:
     assert collect([process.pid])[process.pid].place == "the process is gone"
 
 
-def test_a_fatal_signal_leaves_the_python_stack_on_stderr(tmp_path: Path) -> None:
-    program = PREPARE + "import os, signal\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)"
-    with running(program, tmp_path) as process:
-        _, err = process.communicate()
-    assert process.returncode == -signal.SIGSEGV
-    assert b"Fatal Python error: Segmentation fault" in err
-    assert b"train.py" in err
-
-
 def test_the_signal_is_one_that_would_end_a_process_without_a_handler() -> None:
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
         process.send_signal(SIGNAL)
@@ -246,7 +244,7 @@ def test_the_signal_is_one_that_would_end_a_process_without_a_handler() -> None:
         ('Stack (most recent call first):\n  File "/m.py", line 3 in wait\n', ["/m.py:3 wait"]),
         (
             "Current thread 0x01 (most recent call first):\n"
-            '  File "/v/elastic_core/worker/stack_dump.py", line 60 in answer\n  File "/m.py", line 3 in f\n',
+            '  File "/v/elastic_hangs/stack_dump.py", line 60 in answer\n  File "/m.py", line 3 in f\n',
             ["/m.py:3 f"],
         ),
         ('  File "/cut.py", line 1 in f\nCurrent thread', []),

@@ -48,15 +48,14 @@ def execute(files: Iterable[str], at_end: AtEnd) -> None:
             module.prepare(at_end)
 
 
-def prepare_worker(argv: Sequence[str], environment: MutableMapping[str, str], files: Sequence[str] = ()) -> None:
-    """Have a Python program prepare to write its stacks (``worker/stack_dump.py``), if it takes our ``sitecustomize``.
+def prepare_worker(argv: Sequence[str], environment: MutableMapping[str, str], files: Sequence[str]) -> None:
+    """Have a Python program execute ``files`` first (``elastic_worker_startup``), if it takes our ``sitecustomize``.
 
-    It executes ``files`` besides, as of ``elastic_worker_startup``. The program finds the variables that it would have
-    had without that.
+    The program finds the variables that it would have had without that.
     """
-    if environment.get("PYTHONPATH") != "" and _takes_sitecustomize(argv):  # '' could not be told from none later
-        before = [environment["PYTHONPATH"]] if "PYTHONPATH" in environment else []
-        environment["PYTHONPATH"] = os.pathsep.join([STARTUP, *before])
+    given = environment.get("PYTHONPATH")
+    if files and given != "" and _takes_sitecustomize(argv):  # '' could not be told from none later
+        environment["PYTHONPATH"] = STARTUP if given is None else os.pathsep.join([STARTUP, given])
         environment[STAGE] = os.pathsep.join([PREPARE_WORKER, *files])
 
 

@@ -5,8 +5,7 @@ General layout:
 * ``channel``: the worker's side of its control channel. ``graceful_stop`` reports steps and learns of planned stops
   over it.
 * ``progress``: ``elastic.report``.
-* ``error_file``: ``@record``, which a script may use, and the file that it writes. ``stack_dump``: writes the Python
-  stacks of the worker's threads when the agent asks for them.
+* ``error_file``: ``@record``, which a script may use, and the file that it writes.
 * ``library``: finds the library that brings ``TrainState`` and ``init_process_group``. ``train_state``: the interface
   of ``TrainState``.
 """
@@ -19,7 +18,6 @@ NAMES = {
     "worker.channel": "INITIALIZED KIND LONGEST open_channel report wait_until_ready",
     "worker.error_file": "MEMBER NO_MESSAGE as_torchs attach error_data message_of read_error_file record",
     "worker.graceful_stop": "should_checkpoint somebody_leaves",
-    "worker.stack_dump": "FILE_NAME SIGNAL SIGNAL_ALL SIGNAL_RUNNING ignore_requests_at_exit prepare",
     "worker.train_state": "TrainingState",
 }
 

@@ -3,7 +3,6 @@
 from elastic_core.worker.channel import INITIALIZED as INITIALIZED, KIND as KIND, LONGEST as LONGEST, open_channel as open_channel, report as report, wait_until_ready as wait_until_ready
 from elastic_core.worker.error_file import MEMBER as MEMBER, NO_MESSAGE as NO_MESSAGE, as_torchs as as_torchs, attach as attach, error_data as error_data, message_of as message_of, read_error_file as read_error_file, record as record
 from elastic_core.worker.graceful_stop import should_checkpoint as should_checkpoint, somebody_leaves as somebody_leaves
-from elastic_core.worker.stack_dump import FILE_NAME as FILE_NAME, SIGNAL as SIGNAL, SIGNAL_ALL as SIGNAL_ALL, SIGNAL_RUNNING as SIGNAL_RUNNING, ignore_requests_at_exit as ignore_requests_at_exit, prepare as prepare
 from elastic_core.worker.train_state import TrainingState as TrainingState
 
 NAMES: dict[str, str]

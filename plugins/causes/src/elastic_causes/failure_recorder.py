@@ -256,7 +256,17 @@ def _shown(handler: "Any") -> "Any":
 
 
 def prepare(at_end: "Callable[[Callable[[], object]], object]") -> None:
-    """Record failures of this worker."""
+    """Record failures of this worker, and have a fatal signal such as SIGSEGV write the Python stacks to stderr."""
+    is_new = "faulthandler" not in sys.modules
+    import faulthandler
+
+    if is_new:
+        del sys.modules["faulthandler"]  # the program finds it only where it would anyway
+    try:
+        if not faulthandler.is_enabled():
+            faulthandler.enable()
+    except (OSError, RuntimeError, ValueError):  # no stderr: faulthandler has nowhere to write
+        pass
     FailureRecorder(at_end).watch()
 
 

@@ -20,7 +20,7 @@ from elastic_core.events import Event, Field, Level, describe_duration
 from elastic_core.monitors import RunningRound
 from elastic_core.questions import AskedQuestion, NodeAnswer
 from elastic_core.threads import PatientThread
-from elastic_hangs import stacks
+from elastic_hangs import stack_dump, stacks
 from elastic_hangs.flags import HANG_TIMEOUT, HANG_WINDOW
 from elastic_hangs.judgement import (
     FULL_STACKS,
@@ -55,6 +55,11 @@ class HangMonitor:
         timeout = config.of(HANG_TIMEOUT)
         self._ends_ranks = timeout is not None
         self._window = config.of(HANG_WINDOW) if timeout is None else timeout
+
+    @hookimpl
+    def elastic_worker_startup(self) -> Sequence[str]:
+        """Prepare each Python worker to write its stacks, also where hangs are not looked for."""
+        return (stack_dump.__file__,)
 
     @hookimpl(tryfirst=True)  # the report of a hang comes before what others say of it
     def elastic_round_starts(self, round: RunningRound) -> None:

@@ -1,9 +1,9 @@
 """Collects the Python stacks of workers without stopping them, and says where each of them is.
 
-A worker that was prepared (``worker/stack_dump.py``) writes its stacks into a memory file on a signal. The agent sends
-one only to a process that has a handler for it and the file. The handler in C reads frames without the interpreter's
-lock, so a thread that runs Python code would risk to crash: it is asked by the handler in Python. Only a main thread
-that does not run, or has run for a while without calling that handler, is asked by the one in C.
+A worker that was prepared (``stack_dump.py``) writes its stacks into a memory file on a signal. The agent sends one
+only to a process that has a handler for it and the file. The handler in C reads frames without the interpreter's lock,
+so a thread that runs Python code would risk to crash: it is asked by the handler in Python. Only a main thread that
+does not run, or has run for a while without calling that handler, is asked by the one in C.
 
 Of any other process, and of one that does not answer (not prepared, or the kernel lets it run too seldom), ``py-spy``
 tells the stacks where it is installed, and the kernel its state and where in the kernel it waits. ``--nonblocking``
@@ -29,7 +29,6 @@ from elastic_causes.frames import Frame, parse_frames
 from elastic_core.monitors import WorkerView
 from elastic_core.protocol import clip
 from elastic_core.warden import catches, run_nanoseconds, state_of, waits_in
-from elastic_core.worker import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 from elastic_hangs.judgement import (
     FINISHED,
     FULL_STACKS_BYTES,
@@ -39,6 +38,7 @@ from elastic_hangs.judgement import (
     LocalStacks,
     waits_for_peers,
 )
+from elastic_hangs.stack_dump import FILE_NAME, SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 from elastic_hangs.watch import HangWatch, Use, is_in_call_that_ends, pauses, thread_nanoseconds, uses_of
 
 ANSWER_SECONDS = 1.0  # a process that is not stopped writes its stacks within milliseconds
@@ -67,7 +67,7 @@ _MACHINERY = frozenset({"wrapper", "inner", "_wrapped_call_impl", "_call_impl", 
 _THREAD = re.compile(
     r"^(Stack|(?:Current thread|Thread)(?= 0x[0-9a-f]))(?: .*)? \(most recent call first\):$", re.MULTILINE
 )
-_HANDLER_FILE = "elastic_core/worker/stack_dump.py"  # of the handler in Python
+_HANDLER_FILE = "elastic_hangs/stack_dump.py"  # of the handler in Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def collect(
 ) -> dict[int, ProcessStacks]:
     """Return the stacks of these processes, which go on meanwhile. Blocks for ``seconds`` at most, and then for py-spy.
 
-    A process answers if it was prepared (``worker/stack_dump.py``). Of others only their state is known, and of those
+    A process answers if it was prepared (``stack_dump.py``). Of others only their state is known, and of those
     that wait for a signal, since any signal would end that.
 
     Args:

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastic_core.warden import Message, take_descriptors, volunteer_for_oom
-from elastic_core.worker import prepare as prepare_stack_dump
 
 
 def become(request: Message, given: Mapping[str, int], environment: Mapping[str, str]) -> None:
@@ -36,7 +35,6 @@ def become(request: Message, given: Mapping[str, int], environment: Mapping[str,
     if (threading := sys.modules.get("threading")) is not None:
         threading.main_thread()._set_native_id()  # before Python 3.13 a fork keeps its parent's
     volunteer_for_oom()
-    prepare_stack_dump()
     for signum in request["ignored"]:
         signal.signal(signum, signal.SIG_IGN)
     if request["cpus"] is not None:

@@ -31,7 +31,7 @@ from elastic_core.warden import (
     functions_at_end,
     ignore_requests_to_end,
 )
-from elastic_core.worker import INITIALIZED, ignore_requests_at_exit, report
+from elastic_core.worker import INITIALIZED, report
 from elastic_warmstart import child, libraries
 from elastic_warmstart.checks import Observer, Wanted, beside_main, describe_unfitness, objection, tasks
 from elastic_warmstart.learned_imports import Learned, Learning, Record
@@ -54,7 +54,6 @@ def run(control: int, usual: Set[str]) -> None:
     channel = Channel(socket.socket(fileno=control))
     [(order, _), *requests] = _wait(channel)
     server = _ForkServer(order["env"], usual)
-    ignore_requests_at_exit()
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     told = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

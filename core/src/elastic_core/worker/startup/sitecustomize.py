@@ -1,13 +1,17 @@
 """The warden's hook: ``site`` imports a module of this name just before the interpreter runs the program.
 
 ``ELASTIC_STARTUP`` is ``probe`` in the interpreter that shows that this file is found, and ``starter`` in the starter,
-where the import returns in workers only. It is ``worker`` in a worker that starts fresh, which prepares to write its
-stacks, and executes the files that follow (``elastic_worker_startup``). In other processes, and afterwards in a
-worker, this module hides: it ends with the usual ``ImportError`` of a missing module, which ``site`` ignores.
+where the import returns in workers only. It is ``worker`` in a worker that starts fresh, which executes the files that
+follow (``elastic_worker_startup``). In other processes, and afterwards in a worker, this module hides: it ends with the
+usual ``ImportError`` of a missing module, which ``site`` ignores.
 """
 
 import os
 import sys
+
+TYPE_CHECKING = False  # typing's, which is not loaded
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _stand_aside() -> None:
@@ -58,29 +62,19 @@ def _be_the_starter() -> None:
 
 
 def _prepare_worker(files: list[str]) -> None:
-    """Have this worker write its stacks on request, and execute files of plugins.
-
-    Of the modules that the first needs, the program finds none.
-    """
+    """Execute files and their ``prepare``, without an import: that would leave their packages in ``sys.modules``."""
     import atexit  # which is built in
 
-    usual = frozenset(sys.modules)
-    _prepare(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "stack_dump.py"))
-    for name in [name for name in sys.modules if name not in usual]:
-        del sys.modules[name]
+    at_end: list[Callable[[], object]] = []
+    atexit.register(lambda: [function() for function in reversed(at_end)])  # one for all, as in a starter's worker
     for path in files:
-        _prepare(path, atexit.register)
-
-
-def _prepare(path: str, *arguments: object) -> None:
-    """Run a file and its ``prepare``, without an import: that would leave its package in ``sys.modules``."""
-    name = os.path.basename(path).removesuffix(".py")
-    module = type(sys)(name)
-    try:
-        exec(sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path).get_code(name), module.__dict__)
-        module.prepare(*arguments)
-    except (Exception, SystemExit):  # such as a module that this interpreter lacks: the program runs all the same
-        return
+        name = os.path.basename(path).removesuffix(".py")
+        module = type(sys)(name)
+        try:
+            exec(sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path).get_code(name), module.__dict__)
+            module.prepare(at_end.append)
+        except (Exception, SystemExit):  # such as a module that this interpreter lacks: the program runs all the same
+            continue
 
 
 _stage, *_files = os.environ.pop("ELASTIC_STARTUP", "").split(os.pathsep)
