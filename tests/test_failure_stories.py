@@ -23,7 +23,7 @@ import pytest
 from failure_stories import STORIES, Story
 from rig import PATIENCE, Agent, Rig, free_port, still_there
 
-from elastic_core.host.oom import find_counter
+from elastic_causes.oom import find_counter
 
 PAGE = Path(__file__).with_name("data") / "failure_stories.md"
 TABLE_PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
