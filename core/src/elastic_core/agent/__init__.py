@@ -25,7 +25,7 @@ from __future__ import annotations
 from elastic_core import names_of
 
 NAMES = {
-    "agent.directories": "remove_abandoned",
+    "agent.directories": "MARK PREFIX names_free_slot",
     "agent.report": "root_cause",
     "agent.start": "run",
 }
