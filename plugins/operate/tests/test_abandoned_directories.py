@@ -55,7 +55,7 @@ def abandoned(parent: Path, name: str = "elastic_job", *, text: str | None = Non
 
 def test_an_abandoned_directory_is_removed(tmp_path: Path) -> None:
     left = abandoned(tmp_path)
-    assert remove_abandoned(parent=tmp_path) == [left]
+    assert remove_abandoned([tmp_path]) == [left]
     assert [*tmp_path.iterdir()] == []
 
 
@@ -67,21 +67,21 @@ def test_the_directory_of_a_living_node_stays_until_the_last_copy_of_its_slot_is
     try:
         left_marked = marked(left, slot.name)
         left_marked.__enter__()
-        assert remove_abandoned(parent=tmp_path) == []
+        assert remove_abandoned([tmp_path]) == []
         slot.close()
-        assert remove_abandoned(parent=tmp_path) == [], "a process that the node has started lives"
+        assert remove_abandoned([tmp_path]) == [], "a process that the node has started lives"
     finally:
         holder.kill()
         holder.wait()
-    assert remove_abandoned(parent=tmp_path) == [left]
+    assert remove_abandoned([tmp_path]) == [left]
 
 
 def test_an_agent_that_is_started_again_removes_the_directory_of_its_former_life(tmp_path: Path, slot: Slot) -> None:
     """It looks before it takes the slot that its former life had: a container that is restarted, under one job id."""
     left = abandoned(tmp_path, text=f"{boot_id()} {network_id()}\n{slot.name}")
-    assert remove_abandoned(parent=tmp_path) == []
+    assert remove_abandoned([tmp_path]) == []
     slot.close()
-    assert remove_abandoned(parent=tmp_path) == [left]
+    assert remove_abandoned([tmp_path]) == [left]
 
 
 def lets_others_in(left: Path) -> None:
@@ -167,7 +167,7 @@ def is_a_file(left: Path) -> None:
 def test_a_directory_that_may_not_be_a_dead_nodes_own_stays(tmp_path: Path, otherwise: Callable[[Path], None]) -> None:
     otherwise(abandoned(tmp_path))
     before = sorted(tmp_path.rglob("*"))
-    assert remove_abandoned(parent=tmp_path) == []
+    assert remove_abandoned([tmp_path]) == []
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -177,7 +177,7 @@ def test_no_link_is_followed_out_of_it(tmp_path: Path) -> None:
     left = abandoned(tmp_path)
     (left / "round_1" / "link").symlink_to(outside)
     (left / "link").symlink_to(outside / "precious")
-    assert remove_abandoned(parent=tmp_path) == [left]
+    assert remove_abandoned([tmp_path]) == [left]
     assert (outside / "precious").read_text() == "mine"
 
 
@@ -186,7 +186,7 @@ import sys
 from pathlib import Path
 from elastic_operate.abandoned_directories import remove_abandoned
 sys.stdin.readline()
-while removed := remove_abandoned(parent=Path(sys.argv[1])):
+while removed := remove_abandoned([Path(sys.argv[1])]):
     print(*removed, sep="\\n")
 """
 
@@ -209,13 +209,13 @@ def test_agents_that_begin_at_once_remove_each_directory_once(tmp_path: Path) ->
 def test_one_agent_looks_at_some_and_removes_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(2 * REMOVED_MAX):
         abandoned(tmp_path, f"elastic_{n}")
-    assert len(remove_abandoned(parent=tmp_path)) == REMOVED_MAX
+    assert len(remove_abandoned([tmp_path])) == REMOVED_MAX
     monkeypatch.setattr(abandoned_directories, "ENTRIES_MAX", 0)
-    assert remove_abandoned(parent=tmp_path) == []
+    assert remove_abandoned([tmp_path]) == []
 
 
 def test_a_directory_for_temporary_files_that_is_gone_holds_nothing(tmp_path: Path) -> None:
-    assert remove_abandoned(parent=tmp_path / "missing") == []
+    assert remove_abandoned([tmp_path / "missing"]) == []
 
 
 def test_the_plugin_removes_them_before_a_launch_and_reports_them_once(

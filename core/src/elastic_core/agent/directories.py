@@ -7,7 +7,6 @@ is held by the agent, its warden, its workers, and the processes that these have
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -73,7 +72,7 @@ class Slot:
         """Return which of the host's other slots are held; the last answer, if too many files are open to look."""
         at = time.monotonic_ns() if self._dated else 0  # before the look, which may miss slots that are taken meanwhile
         with suppress(OSError):
-            with _asking_socket() as asking:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
                 held = tuple(other for other in self._others if _is_bound(asking, f"{self._prefix}{other}"))
             self._looked = Slots(at, held)
         return self._looked
@@ -88,7 +87,7 @@ class Slot:
 
 
 def names_free_slot(mark: str) -> bool:
-    """Return True if the text of a mark is of this boot and network namespace, and no process holds the slot it names.
+    """Return True if a mark, a text, is of this boot and network namespace, and no process holds the slot it names.
 
     The test does not bind the slot, so a newcomer does not find it taken meanwhile.
 
@@ -96,14 +95,8 @@ def names_free_slot(mark: str) -> bool:
         OSError: The boot has no id, or too many files are open.
     """
     system, _, slot = mark.partition("\n")
-    if not slot or system != _this_system():
-        return False
-    with _asking_socket() as asking:
-        return not _is_bound(asking, slot)
-
-
-def _asking_socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+        return bool(slot) and system == _this_system() and not _is_bound(asking, slot)
 
 
 def _is_bound(asking: socket.socket, name: str) -> bool:
@@ -161,7 +154,7 @@ def remove_round(directory: Path, *, temporary: bool) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         return
     for path in (*directory.glob("rank_*"), directory):
-        with contextlib.suppress(OSError):  # it has a log
+        with suppress(OSError):  # it has a log
             path.rmdir()
 
 
@@ -174,14 +167,14 @@ def marked(directory: Path, slot: str) -> Iterator[None]:
     Args:
         directory: A new one, for this user alone.
     """
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         text = f"{_this_system()}\n{slot}"
         (directory / MARK).touch(0o600, exist_ok=False)
         (directory / MARK).write_text(text, encoding="utf-8")
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.unlink(directory / MARK)
 
 

@@ -7,8 +7,7 @@ General layout:
   ``drain_request``: what these enter in the store, and how they wait.
 * ``logs``: ``elastic logs``: the workers' output that was kept.
 * ``plugin``: in an agent, keeps the file by which commands on this host find its job. ``job_file``: that file, and the
-  socket beside it, over which commands use the store of the job. ``abandoned_directories``: removes, before that, the
-  temporary directories that killed agents have left.
+  socket beside it, over which commands use the store of the job. ``abandoned_directories``: what killed agents left.
 * ``finder``: in a command, finds the job that the user means. ``host_jobs``: the jobs of this host, their list, and the
   command's side of the socket.
 """

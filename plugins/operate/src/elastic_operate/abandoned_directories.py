@@ -7,7 +7,8 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 
 from elastic_core.agent import MARK, PREFIX, names_free_slot
@@ -16,27 +17,21 @@ ENTRIES_MAX = 10_000  # how many entries of the directory for temporary files ar
 REMOVED_MAX = 8  # how many directories one agent removes; the next agent removes more
 
 
-def remove_abandoned(parent: Path | None = None) -> list[Path]:
-    """Remove a few marked directories whose slot is free, and return them.
+def remove_abandoned(places: Iterable[Path]) -> list[Path]:
+    """Remove a few marked directories in these places whose slot is free, and return them.
 
     Only directories to which this user alone has access are looked into. No symbolic link is followed. If two agents do
     this at once, the one that removes the mark removes the directory.
-
-    Args:
-        parent: Where to look; None for the directory for temporary files.
     """
     removed: list[Path] = []
-    for place in _temporary_directories() if parent is None else [parent]:
+    for place in places:
         with contextlib.suppress(OSError), os.scandir(place) as entries:
-            for _, entry in zip(range(ENTRIES_MAX), entries, strict=False):
-                if entry.name.startswith(PREFIX) and _remove_if_abandoned(entry.path):
-                    removed.append(Path(entry.path))
-                if len(removed) == REMOVED_MAX:
-                    return removed
+            ours = (Path(entry) for entry in islice(entries, ENTRIES_MAX) if entry.name.startswith(PREFIX))
+            removed += islice(filter(_remove_if_abandoned, ours), REMOVED_MAX - len(removed))
     return removed
 
 
-def _temporary_directories() -> list[Path]:
+def temporary_directories() -> list[Path]:
     """Return the directory for temporary files, and the one that this process has used so far, if that is another.
 
     ``tempfile.gettempdir()`` is not called: it writes a file, and if the disk is full it chooses another directory for
@@ -46,16 +41,15 @@ def _temporary_directories() -> list[Path]:
     return [*dict.fromkeys(Path(os.fsdecode(place)) for place in (named, tempfile.tempdir or named))]
 
 
-def _remove_if_abandoned(path: str) -> bool:
+def _remove_if_abandoned(path: Path) -> bool:
     """Remove one directory if only this user has access to it and no process holds the slot that its mark names."""
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
         stack.callback(os.close, directory)
         mark = os.open(MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
         stack.callback(os.close, mark)
-        if not (_is_private(os.fstat(directory), stat.S_ISDIR) and _is_private(os.fstat(mark), stat.S_ISREG)):
-            return False
-        if not names_free_slot(os.read(mark, 1000).decode(errors="replace")):
+        is_ours = _is_private(os.fstat(directory), stat.S_ISDIR) and _is_private(os.fstat(mark), stat.S_ISREG)
+        if not is_ours or not names_free_slot(os.read(mark, 1000).decode(errors="replace")):
             return False
         if not os.path.samestat(os.fstat(mark), os.stat(MARK, dir_fd=directory, follow_symlinks=False)):
             return False  # another agent uses the directory since the mark was read

@@ -1,7 +1,7 @@
 """The plugin in an agent: keeps a file about the job, by which commands on this host find it.
 
-The module imports little, and the launch of workers does not wait for the file. Before anything is started, the plugin
-removes what killed agents have left: the disk may be too full for the launch.
+The module imports little, and the launch of workers does not wait for the file. Before the launch, the plugin removes
+what killed agents have left: the disk may be too full for it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from elastic_core.events import Event, Level
 from elastic_core.monitors import RunningRound
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from elastic_operate.job_file import CommandServer
 
 DELAY_SECONDS = 0.25  # after which the file is written: the start of workers has been requested by then
@@ -37,7 +35,7 @@ class JobFiles:
     """Keeps the file of the node that the agent is, and removes the directories that killed agents have left."""
 
     def __init__(self) -> None:
-        self._removed: list[Path] = []  # the directories, until they are reported
+        self._news: list[Event] = []  # what is published once the node has joined
         self._closed = threading.Event()
         self._server: CommandServer | None = None
         self._thread: threading.Thread | None = None
@@ -46,17 +44,18 @@ class JobFiles:
     @hookimpl
     def elastic_configure(self) -> None:
         """Remove directories of killed agents."""
-        from elastic_operate.abandoned_directories import remove_abandoned
+        from elastic_operate.abandoned_directories import remove_abandoned, temporary_directories
 
-        self._removed = remove_abandoned()
+        for path in remove_abandoned(temporary_directories()):
+            message = f"removed {path}, which a killed agent has left"
+            self._news.append(Event("directory_removed", message, Level.DEBUG))
 
     @hookimpl
     def elastic_run_starts(self, run: JoinedRun) -> None:
         """Start the thread that keeps the file and answers commands, and report the removed directories."""
         self.elastic_run_ends()  # the agent has entered the job again, as another node
-        while self._removed:
-            message = f"removed {self._removed.pop(0)}, which a killed agent has left"
-            run.publish(Event("directory_removed", message, Level.DEBUG))
+        while self._news:
+            run.publish(self._news.pop(0))
         self._closed = closed = threading.Event()
         self._course = course = Course()
 

@@ -10,8 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -227,15 +227,14 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
         run_program(replace(config, program=program))
         return {}
     config = replace(config, program=Program(ProgramKind.MODULE, call.MODULE, name=_name_of(entrypoint)))
-    with _plugins_of(config) as plugins:  # first: they may make room on a full disk, where tempfile chooses another one
-        directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))
-        try:
-            call.write(call.Call(entrypoint, args), directory)
-            program = replace(config.program, args=(str(directory),), directory=str(directory))
-            _run(replace(config, program=program), plugins)
-            return call.results(directory)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+    with (  # plugins first: on a disk that they have yet to make room on, tempfile would choose another directory
+        closing(load_plugins(config)) as plugins,
+        tempfile.TemporaryDirectory(prefix="elastic_call_", ignore_cleanup_errors=True) as place,
+    ):
+        call.write(call.Call(entrypoint, args), Path(place))
+        program = replace(config.program, args=(place,), directory=place)
+        _run(replace(config, program=program), plugins)
+        return call.results(Path(place))
 
 
 def run_program(config: RunConfig) -> None:
@@ -244,26 +243,17 @@ def run_program(config: RunConfig) -> None:
     Raises:
         ChildFailedError, KeyboardInterrupt, SignalException, ElasticError: As for :class:`elastic_launch`.
     """
-    with _plugins_of(config) as plugins:
+    with closing(load_plugins(config)) as plugins:
         _run(config, plugins)
-
-
-@contextmanager
-def _plugins_of(config: RunConfig) -> Iterator[Plugins]:
-    """Load the plugins of a run, and close them after it. Raise the error of a rendezvous handler as it was."""
-    loaded = load_plugins(config)
-    try:
-        yield loaded
-    except HandlerError as exc:
-        raise exc.cause from exc.__cause__
-    finally:
-        loaded.close(5.0)
 
 
 def _run(config: RunConfig, plugins: Plugins) -> None:
     from elastic_core.agent import run as run_agent
 
-    ending = run_agent(config, plugins, alone=False)
+    try:
+        ending = run_agent(config, plugins, alone=False)
+    except HandlerError as exc:
+        raise exc.cause from exc.__cause__
     if ending.exit_code > signalled(0):
         received = signal.Signals(ending.exit_code - signalled(0))
         if received is signal.SIGINT:
