@@ -61,8 +61,8 @@ WHEN = {
     "logs": "The agent has chosen the log directory.",
     "decisions": "The agent has failed. The file has its newest decisions; `python -m simulator --replay` makes them "
     "again.",
-    "directory_removed": "The agent has removed a temporary directory of an agent that was killed together with its "
-    "warden. Not published if `elastic_launch` removes the directory before it loads plugins.",
+    "directory_removed": "elastic-operate has removed, before the node joined, a temporary directory of an agent that "
+    "was killed together with its warden.",
     "job_file": "Commands on this host cannot find the agent, because elastic-operate has no directory for its file.",
     "settings_differ": "A duration or the script's arguments differ from those of the node that opened the run. The "
     "message names the values that apply.",

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 PUBLIC = {
     "elastic_core": "what most plugins and training scripts need: settings, hooks, gates, errors",
-    "elastic_core.agent": "an agent in this process, abandoned directories, and the root cause of a failed job",
+    "elastic_core.agent": "an agent in this process, marks of its directories, and the root cause of a failed job",
     "elastic_core.causes": "the cause of a worker's failure, and what a plugin gets to find it",
     "elastic_core.cli": "commands: their options, the store of the job that they look at, warnings",
     "elastic_core.cli.main": "the entry point of ``elastic``",

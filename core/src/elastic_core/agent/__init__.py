@@ -26,7 +26,7 @@ from elastic_core import names_of
 
 NAMES = {
     "agent.console": "write_all",
-    "agent.directories": "remove_abandoned",
+    "agent.directories": "MARK PREFIX names_free_slot",
     "agent.report": "root_cause",
     "agent.start": "run",
 }

@@ -1,22 +1,20 @@
 """The slot of an agent on its host, and its directories: for the logs and error files of a run, and temporary ones.
 
-An agent removes its temporary directories at its end; if it was killed, its warden does. If both are killed, the next
-agent removes a directory whose *mark*, a file in it, names a slot that no process holds. A slot is held by the agent,
-its warden, its workers, and the processes that these have started (rule S8).
+An agent removes its temporary directories at its end; if it was killed, its warden does. If both are killed, a plugin
+can remove a directory whose *mark*, a file in it, names a slot that no process holds, as elastic-operate does. A slot
+is held by the agent, its warden, its workers, and the processes that these have started (rule S8).
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 import socket
-import stat
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,8 +26,6 @@ from elastic_core.protocol.roster import SLOTS, Slots
 
 PREFIX = "elastic_"  # of the names of temporary directories
 MARK = ".elastic-mark"  # the file that names the slot without which its directory may be removed
-ENTRIES_MAX = 10_000  # how many entries of the directory for temporary files are looked at
-REMOVED_MAX = 8  # how many directories one agent removes; the next agent removes more
 
 
 class Slot:
@@ -76,7 +72,7 @@ class Slot:
         """Return which of the host's other slots are held; the last answer, if too many files are open to look."""
         at = time.monotonic_ns() if self._dated else 0  # before the look, which may miss slots that are taken meanwhile
         with suppress(OSError):
-            with _asking_socket() as asking:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
                 held = tuple(other for other in self._others if _is_bound(asking, f"{self._prefix}{other}"))
             self._looked = Slots(at, held)
         return self._looked
@@ -90,18 +86,17 @@ class Slot:
         self._held.close()
 
 
-def is_held(name: str) -> bool:
-    """Return True if a slot's name is bound. The test does not bind it, so a newcomer does not find it taken meanwhile.
+def names_free_slot(mark: str) -> bool:
+    """Return True if a mark, a text, is of this boot and network namespace, and no process holds the slot it names.
+
+    The test does not bind the slot, so a newcomer does not find it taken meanwhile.
 
     Raises:
-        OSError: Too many files are open.
+        OSError: The boot has no id, or too many files are open.
     """
-    with _asking_socket() as asking:
-        return _is_bound(asking, name)
-
-
-def _asking_socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    system, _, slot = mark.partition("\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+        return bool(slot) and system == _this_system() and not _is_bound(asking, slot)
 
 
 def _is_bound(asking: socket.socket, name: str) -> bool:
@@ -145,7 +140,7 @@ def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
     filtered = copied or config.local_ranks_filter is not None
     wanted = config.redirects.any or config.tee.any or filtered
     try:
-        return Path(tempfile.mkdtemp(prefix=f"elastic_{name[:80]}_")), not wanted
+        return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name[:80]}_")), not wanted
     except OSError as exc:  # a read-only root, or full disks
         raise ResourceError(
             f"The agent needs a directory for temporary files: {exc.strerror}.",
@@ -159,87 +154,28 @@ def remove_round(directory: Path, *, temporary: bool) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         return
     for path in (*directory.glob("rank_*"), directory):
-        with contextlib.suppress(OSError):  # it has a log
+        with suppress(OSError):  # it has a log
             path.rmdir()
 
 
 @contextmanager
 def marked(directory: Path, slot: str) -> Iterator[None]:
-    """Let the next agent remove this directory if all processes that hold the slot of this name are killed.
+    """Mark this directory, so that it can be removed if all processes that hold the slot of this name are killed.
 
-    If the mark cannot be written, no agent removes the directory.
+    If the mark cannot be written, no other agent removes the directory.
 
     Args:
         directory: A new one, for this user alone.
     """
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         text = f"{_this_system()}\n{slot}"
         (directory / MARK).touch(0o600, exist_ok=False)
         (directory / MARK).write_text(text, encoding="utf-8")
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.unlink(directory / MARK)
-
-
-def remove_abandoned(own: str = "", parent: Path | None = None) -> list[Path]:
-    """Remove a few marked directories whose slot is free, and return them.
-
-    Only directories to which this user alone has access are looked into. No symbolic link is followed. If two agents do
-    this at once, the one that removes the mark removes the directory.
-
-    Args:
-        own: The slot that this agent holds, before it has marked a directory: no former holder is left.
-        parent: Where to look; None for the directory for temporary files.
-    """
-    removed: list[Path] = []
-    for place in _temporary_directories() if parent is None else [parent]:
-        with contextlib.suppress(OSError), os.scandir(place) as entries:
-            for _, entry in zip(range(ENTRIES_MAX), entries, strict=False):
-                if entry.name.startswith(PREFIX) and _remove_if_abandoned(entry.path, own):
-                    removed.append(Path(entry.path))
-                if len(removed) == REMOVED_MAX:
-                    return removed
-    return removed
-
-
-def _temporary_directories() -> list[Path]:
-    """Return the directory for temporary files, and the one that this process has used so far, if that is another.
-
-    ``tempfile.gettempdir()`` is not called: it writes a file, and if the disk is full it chooses another directory for
-    the life of the process.
-    """
-    named = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")
-    return [*dict.fromkeys(Path(os.fsdecode(place)) for place in (named, tempfile.tempdir or named))]
-
-
-def _remove_if_abandoned(path: str, own: str) -> bool:
-    """Remove one directory if only this user has access to it and no process holds the slot that its mark names.
-
-    No other process than this one holds the slot ``own``.
-    """
-    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        stack.callback(os.close, directory)
-        mark = os.open(MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
-        stack.callback(os.close, mark)
-        if not (_is_private(os.fstat(directory), stat.S_ISDIR) and _is_private(os.fstat(mark), stat.S_ISREG)):
-            return False
-        system, _, slot = os.read(mark, 1000).decode(errors="replace").partition("\n")
-        if not slot or system != _this_system() or (slot != own and is_held(slot)):
-            return False
-        if not os.path.samestat(os.fstat(mark), os.stat(MARK, dir_fd=directory, follow_symlinks=False)):
-            return False  # another agent uses the directory since the mark was read
-        os.unlink(MARK, dir_fd=directory)  # FileNotFoundError: another agent has just done so
-        shutil.rmtree(path, ignore_errors=True)  # follows no links, either
-        return True
-    return False
-
-
-def _is_private(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
-    """Return True if a file is of a kind, belongs to this user, and gives no other user access."""
-    return is_kind(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
 
 
 def _this_system() -> str:

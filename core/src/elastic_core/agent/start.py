@@ -119,15 +119,10 @@ def _run_once(
 def connect_and_run(launch: Launch) -> Ending:
     """Make the first connection to the job's store, and run the loop, with the errors of that. Main thread only."""
     from elastic_core.agent import membership
-    from elastic_core.agent.directories import remove_abandoned
     from elastic_core.agent.registration import first_connection
-    from elastic_core.events import Event, Level
     from elastic_core.rendezvous.backend import HandlerStore
 
     config, plugins, warden = launch.config, launch.plugins, launch.warden
-    for abandoned in remove_abandoned(launch.slot.name):  # now: the disk may be too full to join
-        message = f"removed {abandoned}, which a killed agent has left"
-        plugins.publish(Event("directory_removed", message, Level.DEBUG))
     if warden.starter is None and (problem := starter_problem(warden, config)) is not None:
         plugins.publish(problem)
     with closing(first_connection(config, plugins)) as store:

@@ -243,7 +243,7 @@ class Plugins:
         for event in failure_events("plugin_failed", impl, exc, consequence):
             self.publish(event)
 
-    def close(self, timeout: float) -> tuple[str, ...]:
+    def close(self, timeout: float = 5.0) -> tuple[str, ...]:
         """Wait up to ``timeout`` seconds until the observers have finished; return the names of those that have not."""
         self._observers.tell("elastic_run_ends")
         return self._observers.close(timeout)

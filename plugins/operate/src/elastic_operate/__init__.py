@@ -7,7 +7,7 @@ General layout:
   ``drain_request``: what these enter in the store, and how they wait.
 * ``logs``: ``elastic logs``: the workers' output that was kept.
 * ``plugin``: in an agent, keeps the file by which commands on this host find its job. ``job_file``: that file, and the
-  socket beside it, over which commands use the store of the job.
+  socket beside it, over which commands use the store of the job. ``abandoned_directories``: what killed agents left.
 * ``job_store``: in a command, the store of the job that the user means. ``job_request``: a request in that store.
   ``host_jobs``: the jobs of this host, their list, and the command's side of the socket.
 * ``state_dump``: in an agent, writes its state on SIGQUIT. ``agent_state``: that state in words. ``decision_file``: the

@@ -1,6 +1,7 @@
 """The plugin in an agent: keeps a file about the job, by which commands on this host find it.
 
-The module imports little, and nothing is done at once: the launch of workers does not wait for it.
+The module imports little, and the launch of workers does not wait for the file. Before the launch, the plugin removes
+what killed agents have left: the disk may be too full for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_core import JoinedRun, hookimpl
-from elastic_core.events import Event
+from elastic_core.events import Event, Level
 from elastic_core.monitors import RunningRound
 
 if TYPE_CHECKING:
@@ -31,18 +32,30 @@ class Course:
 
 
 class JobFiles:
-    """Keeps the file of the node that the agent is."""
+    """Keeps the file of the node that the agent is, and removes the directories that killed agents have left."""
 
     def __init__(self) -> None:
+        self._news: list[Event] = []  # what is published once the node has joined
         self._closed = threading.Event()
         self._server: CommandServer | None = None
         self._thread: threading.Thread | None = None
         self._course = Course()
 
     @hookimpl
+    def elastic_configure(self) -> None:
+        """Remove directories of killed agents."""
+        from elastic_operate.abandoned_directories import remove_abandoned, temporary_directories
+
+        for path in remove_abandoned(temporary_directories()):
+            message = f"removed {path}, which a killed agent has left"
+            self._news.append(Event("directory_removed", message, Level.DEBUG))
+
+    @hookimpl
     def elastic_run_starts(self, run: JoinedRun) -> None:
-        """Start the thread that keeps the file and answers commands."""
+        """Start the thread that keeps the file and answers commands, and report the removed directories."""
         self.elastic_run_ends()  # the agent has entered the job again, as another node
+        while self._news:
+            run.publish(self._news.pop(0))
         self._closed = closed = threading.Event()
         self._course = course = Course()
 

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from elastic_core.config import Program, ProgramKind, RunConfig, name as name_of
 from elastic_core.errors import ElasticError, UsageError
 from elastic_core.exit_codes import ExitCode, describe_exit, signal_name, signalled
 from elastic_core.incidents import Incident
-from elastic_core.plugins import load as load_plugins
+from elastic_core.plugins import Plugins, load as load_plugins
 from elastic_core.worker import MEMBER, NO_MESSAGE, as_torchs, error_data, message_of, read_error_file
 from elastic_torchrun import call
 from elastic_torchrun.errors import HandlerError
@@ -226,18 +226,15 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
         program = Program(ProgramKind.EXECUTABLE, shutil.which(entrypoint) or entrypoint, tuple(map(str, args)))
         run_program(replace(config, program=program))
         return {}
-    from elastic_core.agent import remove_abandoned
-
-    remove_abandoned()  # now: on a full disk, tempfile would choose another directory
-    directory = Path(tempfile.mkdtemp(prefix="elastic_call_"))
-    try:
-        call.write(call.Call(entrypoint, args), directory)
-        place = str(directory)
-        program = Program(ProgramKind.MODULE, call.MODULE, (place,), name=_name_of(entrypoint), directory=place)
-        run_program(replace(config, program=program))
-        return call.results(directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    config = replace(config, program=Program(ProgramKind.MODULE, call.MODULE, name=_name_of(entrypoint)))
+    with (  # plugins first: on a disk that they have yet to make room on, tempfile would choose another directory
+        closing(load_plugins(config)) as plugins,
+        tempfile.TemporaryDirectory(prefix="elastic_call_", ignore_cleanup_errors=True) as place,
+    ):
+        call.write(call.Call(entrypoint, args), Path(place))
+        program = replace(config.program, args=(place,), directory=place)
+        _run(replace(config, program=program), plugins)
+        return call.results(Path(place))
 
 
 def run_program(config: RunConfig) -> None:
@@ -246,15 +243,17 @@ def run_program(config: RunConfig) -> None:
     Raises:
         ChildFailedError, KeyboardInterrupt, SignalException, ElasticError: As for :class:`elastic_launch`.
     """
+    with closing(load_plugins(config)) as plugins:
+        _run(config, plugins)
+
+
+def _run(config: RunConfig, plugins: Plugins) -> None:
     from elastic_core.agent import run as run_agent
 
-    loaded = load_plugins(config)
     try:
-        ending = run_agent(config, loaded, alone=False)
+        ending = run_agent(config, plugins, alone=False)
     except HandlerError as exc:
         raise exc.cause from exc.__cause__
-    finally:
-        loaded.close(5.0)
     if ending.exit_code > signalled(0):
         received = signal.Signals(ending.exit_code - signalled(0))
         if received is signal.SIGINT:
