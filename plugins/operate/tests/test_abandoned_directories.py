@@ -227,7 +227,7 @@ def test_the_plugin_removes_them_before_a_launch_and_reports_them_once(
     plugin.elastic_configure()
     assert [*tmp_path.iterdir()] == []
     config = RunConfig(program=Program(ProgramKind.SCRIPT, "train.py"))
-    run = JoinedRun(config=config, run_uid="run", node=NODE, publish=events.append)
+    run = JoinedRun(config=config, run_uid="run", look=pytest.fail, node=NODE, publish=events.append)
     for _ in "once", "as another node":
         plugin.elastic_run_starts(run)
         plugin.elastic_run_ends()
