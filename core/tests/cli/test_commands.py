@@ -77,7 +77,7 @@ def test_a_plugins_command_is_imported_when_it_is_called(install: Install, capsy
     )
     assert elastic("--help") == 0
     help = capsys.readouterr().out
-    places = [help.index(f"\n  {name} ") for name in ("run", "plugins", "broken", "greet")]
+    places = [help.index(f"\n  {name} ") for name in ("run", "broken", "greet")]
     assert places == sorted(places)
     assert elastic("greet") == 0
     assert capsys.readouterr().out == "hello\n"
@@ -140,10 +140,10 @@ def test_a_backend_that_is_not_installed_is_answered_with_what_brings_it(
     )
 
 
-def test_core_s_own_commands_cannot_be_replaced(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
-    install("dist", {"elastic.commands": {"plugins": "broken_command"}}, {"broken_command": BROKEN})
-    assert elastic("plugins", "--help") == 0
-    assert "List the plugins that are installed" in capsys.readouterr().out
+def test_core_s_own_command_cannot_be_replaced(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("dist", {"elastic.commands": {"run": "broken_command"}}, {"broken_command": BROKEN})
+    assert elastic("run", "--help") == 0
+    assert "--nproc_per_node" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_missing_script_is_refused_the_same_way() -> None:
     assert refused.stderr == f"elastic: error: There is no script {wrong!r}. Did you mean {__file__!r}?\n"
 
 
-@pytest.mark.parametrize("line", ["--help", "--version", "run --help", "plugins"])
+@pytest.mark.parametrize("line", ["--help", "--version", "run --help"])
 def test_asking_for_help_imports_nothing_heavy(line: str) -> None:
     """Neither what takes long to import nor the agent itself."""
     script = (

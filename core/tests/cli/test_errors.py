@@ -94,7 +94,7 @@ def test_a_closed_stdout_ends_the_command_quietly() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     listing = subprocess.run(
-        [sys.executable, "-m", "elastic_core", "plugins"], stdout=writer, stderr=subprocess.PIPE, check=False
+        [sys.executable, "-m", "elastic_core", "--help"], stdout=writer, stderr=subprocess.PIPE, check=False
     )
     os.close(writer)
     assert (listing.returncode, listing.stderr) == (141, b"")

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_core.distributions import brought
 from elastic_core.errors import PluginError, how_to_install
-from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin, load
+from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin, import_plugin
 
 
 def offer(
@@ -111,11 +111,11 @@ def test_an_unknown_name_is_refused_with_a_hint(name: str, groups: list[Group], 
 
 def test_a_plugin_that_cannot_be_imported_says_why() -> None:
     with pytest.raises(PluginError) as refused:
-        load(offer("mine", Group.PLUGINS, "my-dist", "no_such_module:thing"))
+        import_plugin(offer("mine", Group.PLUGINS, "my-dist", "no_such_module:thing"))
     assert refused.value.message == (
         "The plugin 'mine' (my-dist 1.0) fails to load: ModuleNotFoundError: No module named 'no_such_module'."
     )
 
 
 def test_a_class_is_made_an_instance() -> None:
-    assert load(offer("mine", value="collections:OrderedDict")) == {}
+    assert import_plugin(offer("mine", value="collections:OrderedDict")) == {}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from elastic_core import RendezvousParameters, RunConfig
-from elastic_core.cli.plugins import inventory
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, IncidentKind
@@ -17,6 +16,7 @@ from elastic_core.plugins.manager import Plugins, load
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_operate.plugins import inventory
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.cli.plugins import inventory
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_health import matmul
+from elastic_operate.plugins import inventory
 
 QUIET = (
     "import sys; import elastic_health.plugin; print([name for name in sys.modules if name.startswith('elastic_h')])"

@@ -11,12 +11,12 @@ from failures import failure, history, incident
 
 import elastic_core.plugins.manager
 from elastic_core import RunConfig, UsageError
-from elastic_core.cli.plugins import inventory
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.events import Event
 from elastic_core.incidents import Action
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_core.plugins.manager import failure_policies
+from elastic_operate.plugins import inventory
 from elastic_policies.plugin import PREPARE_AFTER, FailurePolicies
 
 LATE = "elastic_policies.composition"

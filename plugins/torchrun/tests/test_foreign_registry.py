@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from elastic_core import errors
-from elastic_core.cli.plugins import inventory
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, UsageError
@@ -21,6 +20,7 @@ from elastic_core.plugins.manager import Plugins, load, load_backend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.job_token import JobToken
 from elastic_core.rendezvous.options import RendezvousParameters
+from elastic_operate.plugins import inventory
 from elastic_torchrun.errors import is_graceful_exit, translate_error
 from elastic_torchrun.foreign import registry
 from elastic_torchrun.foreign.backend import SHARE_SWITCH, without_shared_store

@@ -6,7 +6,6 @@ General layout:
   errors. ``interrupt``: Ctrl-C before there is anything to clean up.
 * ``run``: ``elastic run``, with its help and the defaults inside a scheduler's job. ``option``: click's options, made
   of flags. ``settle``: turns the values of flags into a :class:`~elastic_core.config.run.RunConfig`.
-* ``plugins``: the subcommand of this name.
 """
 
 from __future__ import annotations

@@ -12,10 +12,9 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -29,11 +28,7 @@ from elastic_core.host.terminal import printable_lines
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-BUILT_IN: Mapping[str, str] = {
-    "run": "Start a program on this node as part of a job.",
-    "plugins": "List the plugins that are installed.",
-}
-"""Core's own commands, each ``command`` of a module of this package, and the help in one line."""
+RUN = "run"  # core's own command
 HELP = ("-h", "--help")
 MAX_WIDTH = 120  # columns of help; a narrower terminal has its own width
 EXHAUSTED = {
@@ -47,7 +42,7 @@ LIMITS = "Check the limits of processes, open files and memory (ulimit -a, and t
 
 
 class Elastic(click.Group):
-    """The group of all commands: core's own, and those in the entry-point group ``elastic.commands``."""
+    """The group of all commands: ``run``, and those in the entry-point group ``elastic.commands``."""
 
     def __init__(self) -> None:
         flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
@@ -64,10 +59,10 @@ class Elastic(click.Group):
         return super().parse_args(ctx, args or ["--help"])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return core's commands, then those of plugins."""
+        """Return core's command, then those of plugins."""
         from elastic_core.plugins.entry_points import Catalogue, Group
 
-        return [*BUILT_IN, *(name for name in Catalogue.read().names(Group.COMMANDS) if name not in BUILT_IN)]
+        return [RUN, *(name for name in Catalogue.read().names(Group.COMMANDS) if name != RUN)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Import one command.
@@ -76,11 +71,12 @@ class Elastic(click.Group):
             UsageError: No command has that name.
             PluginError: The command is not installed, cannot be imported, or is no click command.
         """
-        if cmd_name in BUILT_IN:
-            own: click.Command = import_module(f"elastic_core.cli.{cmd_name}").command
-            return own
+        if cmd_name == RUN:
+            from elastic_core.cli import run
+
+            return run.command
         from elastic_core.distributions import brought
-        from elastic_core.plugins.entry_points import Catalogue, Group, load
+        from elastic_core.plugins.entry_points import Catalogue, Group, import_plugin
 
         catalogue = Catalogue.read()
         if cmd_name not in catalogue.names(Group.COMMANDS) and cmd_name not in (others := brought(Group.COMMANDS.kind)):
@@ -89,7 +85,7 @@ class Elastic(click.Group):
             meant = f" Did you mean: elastic run {cmd_name}?" if is_program else did_you_mean(cmd_name, {*known, *HELP})
             raise UsageError(f"There is no command {cmd_name!r}.{meant}", hint="See elastic --help.")
         offer = catalogue.find(cmd_name, Group.COMMANDS)
-        command = load(offer)
+        command = import_plugin(offer)
         if not isinstance(command, click.Command):
             raise PluginError(f"The {offer} is no click command.")
         return command
@@ -102,7 +98,7 @@ class Elastic(click.Group):
             with suppress(ElasticError):
                 return super().resolve_command(ctx, args)
             return None, None, args
-        if args[:1] == ["run"] and not {*HELP} & {*args}:
+        if args[:1] == [RUN] and not {*HELP} & {*args}:
             from elastic_core.agent.start import begun
 
             ctx.obj = ctx.with_resource(begun())
@@ -125,7 +121,7 @@ class Elastic(click.Group):
     def _texts(self, ctx: click.Context) -> list[tuple[str, str]]:
         from elastic_core.distributions import described
 
-        texts = {**described("commands"), **BUILT_IN}
+        texts = {**described("commands"), RUN: "Start a program on this node as part of a job."}
         return [(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
 
 
@@ -142,7 +138,7 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
 
     click's ``main`` is not used: it treats any broken pipe as a closed stdout, and would hide defects of the agent.
     """
-    launches = arguments[:1] == ["run"]
+    launches = arguments[:1] == [RUN]
     try:
         if instruction := os.environ.get(COMPLETE):  # of a shell
             from click.shell_completion import shell_complete  # a launch does without it

@@ -186,7 +186,7 @@ def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str]
     if context is None:
         return flags
     from elastic_core.plugins import manager
-    from elastic_core.plugins.entry_points import Group, load
+    from elastic_core.plugins.entry_points import Group, import_plugin
 
     offers = catalogue.offers(Group.SCHEDULERS)
     offer = next((each for each in offers if any(environ.get(name) for name in each.entry_point.extras)), None)
@@ -202,7 +202,7 @@ def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str]
             _warn_of_missing(environ, warn)
         return flags
     plugins = manager.Plugins()
-    plugins.register(offer.name, load(offer), described=str(offer))
+    plugins.register(offer.name, import_plugin(offer), described=str(offer))
     answer = plugins.first_answer("elastic_scheduler_defaults", environ=environ, given=given) or {}
     known = {flag.name: flag for flag in FLAGS}
     for unknown in sorted(answer.keys() - known.keys()):

@@ -275,7 +275,7 @@ def count_workers(word: str, environ: Mapping[str, str], installed: Callable[[],
     """Return the number of workers that a word of ``--nproc_per_node`` means here; errors are those of ``outline``."""
     if word == CPU:
         return len(os.sched_getaffinity(0))
-    from elastic_core.plugins.entry_points import Catalogue, Group, load  # few runs count devices
+    from elastic_core.plugins.entry_points import Catalogue, Group, import_plugin  # few runs count devices
     from elastic_core.plugins.manager import Plugins
 
     catalogue, brings = (installed or Catalogue.read)(), brought(Group.WORKER_COUNTS.kind)
@@ -287,7 +287,7 @@ def count_workers(word: str, environ: Mapping[str, str], installed: Callable[[],
         wrong = f"--nproc_per_node {word!r} is neither a whole number nor one of {', '.join(known)}"
         raise UsageError(f"{wrong}.{did_you_mean(word, known)}")
     offer, plugins = catalogue.find(word, Group.WORKER_COUNTS), Plugins()
-    plugins.register(word, load(offer), described=str(offer))
+    plugins.register(word, import_plugin(offer), described=str(offer))
     count = plugins.first_answer("elastic_count_workers", word=word, environ=environ)
     if type(count) is not int or not 1 <= count <= MOST_WORKERS:
         raise PluginError(f"The {offer} counts {count!r} workers; from 1 to {MOST_WORKERS} are taken.")

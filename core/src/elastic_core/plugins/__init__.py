@@ -12,10 +12,10 @@ from elastic_core import names_of
 
 NAMES = {
     "plugins.builtin": "MaxRestartsPolicy is_worth_requeueing",
-    "plugins.entry_points": "Catalogue",
+    "plugins.entry_points": "Catalogue Group InstalledPlugin import_plugin",
     "plugins.flags": "declared_flags not_declared",
     "plugins.local_backend": "LocalBackend MemoryStore",
-    "plugins.manager": "BACKENDS Plugins load load_backend",
+    "plugins.manager": "BACKENDS Plugins core_plugins hooks_of load load_backend",
 }
 
 __getattr__ = names_of(__name__, NAMES)

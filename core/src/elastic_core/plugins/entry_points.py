@@ -156,7 +156,7 @@ def _has_hooks(loaded: object) -> bool:
     return any(hasattr(inspect.getattr_static(loaded, name, None), f"{PROJECT}_impl") for name in dir(loaded))
 
 
-def load(offer: InstalledPlugin) -> Any:
+def import_plugin(offer: InstalledPlugin) -> Any:
     """Import a plugin and return it: an instance, if its entry point names a class; what an adapter makes of others.
 
     Raises:

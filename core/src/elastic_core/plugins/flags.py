@@ -9,7 +9,7 @@ from elastic_core.config.flag import Flag
 from elastic_core.distributions import brought
 from elastic_core.errors import PluginError, UsageError, how_to_install, in_one_line
 from elastic_core.hookspecs import PROJECT
-from elastic_core.plugins.entry_points import Catalogue, Group, load
+from elastic_core.plugins.entry_points import Catalogue, Group, import_plugin
 
 if TYPE_CHECKING:
     from elastic_core.config.run import RunConfig
@@ -25,7 +25,7 @@ def declared_flags(catalogue: Catalogue, taken: Collection[str] = ()) -> Mapping
     """
     found: dict[str, Flag[Any]] = {}
     for offer in catalogue.offers(Group.FLAGS):
-        declare: Any = getattr(load(offer), "elastic_flags", None)
+        declare: Any = getattr(import_plugin(offer), "elastic_flags", None)
         if not hasattr(declare, f"{PROJECT}_impl"):
             raise PluginError(f"The {offer} has no function elastic_flags that is marked with @hookimpl.")
         try:

@@ -314,12 +314,12 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
         if name not in (*config.plugins, *config.no_plugin):
             try:
                 offer = catalogue.find(name, Group.AUTOLOAD)
-                plugins.register(name, entry_points.load(offer), described=str(offer))
+                plugins.register(name, entry_points.import_plugin(offer), described=str(offer))
             except PluginError as problem:
                 plugins.problems[name] = problem
     for name in named:
         for offer in _agents_side(name, catalogue):
-            plugins.register(name, entry_points.load(offer), described=str(offer))
+            plugins.register(name, entry_points.import_plugin(offer), described=str(offer))
     _register_backend(plugins, config.rdzv_backend, catalogue)
     plugins.configure(config)
     if config.settings:
@@ -361,7 +361,7 @@ def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequen
     if backend not in catalogue.names(*BACKENDS):
         for name in named:
             for offer in _agents_side(name, catalogue):
-                entry_points.load(offer)
+                entry_points.import_plugin(offer)
     plugins = Plugins()
     _register_backend(plugins, backend, catalogue)
     return plugins
@@ -445,4 +445,4 @@ def _register_backend(plugins: Plugins, name: str, catalogue: Catalogue) -> None
         plugins.register_backend(name, found)
     else:
         offer = catalogue.find(name, *BACKENDS)
-        plugins.register_backend(name, entry_points.load(offer), described=str(offer))
+        plugins.register_backend(name, entry_points.import_plugin(offer), described=str(offer))

@@ -58,7 +58,7 @@ def plugins_in_worker(named: Sequence[str]) -> Plugins:
     for name in dict.fromkeys(named):
         if name in catalogue.names(entry_points.Group.WORKER):
             offer = catalogue.find(name, entry_points.Group.WORKER)
-            asked.register(name, entry_points.load(offer), described=str(offer))
+            asked.register(name, entry_points.import_plugin(offer), described=str(offer))
         elif name not in known:
             meant = did_you_mean(name, known)
             _warn(f"ELASTIC_PLUGINS names {name!r}, and no such plugin is installed here.{meant}", stacklevel=6)

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from elastic_core import __version__
-from elastic_core.cli.plugins import Listed, command, inventory, table
 from elastic_core.plugins.entry_points import Catalogue
+from elastic_operate.plugins import Listed, command, inventory, table
 
 BACKEND = """
     from elastic_core import hookimpl

@@ -11,10 +11,9 @@ from itertools import groupby
 
 import click
 
+from elastic_core import __version__
 from elastic_core.errors import PluginError
-from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin, load
-from elastic_core.plugins.manager import core_plugins, hooks_of
-from elastic_core.version import __version__
+from elastic_core.plugins import Catalogue, Group, InstalledPlugin, core_plugins, hooks_of, import_plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ def inventory(catalogue: Catalogue) -> list[Listed]:
     for offer in (offer for group in Group for offer in catalogue.offers(group)):
         row = Listed(offer.name, offer.group.key, offer.distribution, offer.version)
         try:
-            plugin = load(catalogue.find(offer.name, offer.group))
+            plugin = import_plugin(catalogue.find(offer.name, offer.group))
             row = replace(row, summary=_summary(plugin, offer))
             if offer.group not in (Group.COMMANDS, Group.ADAPTERS):
                 row = replace(row, hooks=tuple(hooks_of(plugin, str(offer))))
