@@ -139,6 +139,9 @@ def test_a_node_that_leaves_and_its_leader() -> None:
 
 def test_of_many_nodes_some_are_listed() -> None:
     many = {str(number): seen("b") for number in range(SHOWN_NODES + 3)}
+    request = seen("r")
+    many["r"] = replace(request, row=replace(request.row, info=replace(request.row.info, local_world_size=0)))
+    assert len(lines(describe(state(live("ab")), nodes={"b": seen("b"), "r": many["r"]}), "node")) == 1
     assert len(lines(describe(state(live("ab")), nodes=many), "node")) == SHOWN_NODES
 
 
