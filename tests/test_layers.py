@@ -29,7 +29,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MODULES = ("library", "names")  # the keys of ``distributions.toml`` that are a module each
+MODULES = ("failures", "library", "names")  # the keys of ``distributions.toml`` that are a module each
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "src"
 LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"

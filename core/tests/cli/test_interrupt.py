@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,9 @@ ELASTIC = "import sys; from elastic_core.cli.main import main; sys.exit(main())"
 """The console script."""
 STARTED = "elastic_core.agent.membership"
 """Imported when the command line is read, and the agent's own handlers are about to be there."""
+AFTER = "elastic_torchrun.error_file"
+"""Imported when the run has failed, and the agent's own handlers are no longer there."""
+with_torchrun = pytest.mark.skipif(find_spec("elastic_torchrun") is None, reason="core alone imports nothing then")
 
 
 def interrupted(
@@ -83,7 +87,7 @@ def test_a_request_to_end_is_not_lost_on_the_first_process_of_a_container(
 @pytest.mark.parametrize(
     ("at", "program", "returncode"),
     [
-        pytest.param("elastic_core.agent.launcher_error_file", ["false"], 1, id="once the run is over"),
+        pytest.param(AFTER, ["false"], 1, id="once the run is over", marks=with_torchrun),
         pytest.param(STARTED, ["--signals_to_handle=SIGUSR1", "true"], 0, id="if the agent does not leave on it"),
     ],
 )

@@ -44,6 +44,12 @@ def test_without_elastic_torch_it_says_what_to_install(name: str, monkeypatch: p
     )
 
 
+def test_without_elastic_torchrun_nothing_writes_why_a_launch_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "elastic_torchrun", None)
+    monkeypatch.delitem(sys.modules, "elastic_torchrun.error_file", raising=False)
+    assert torch_worker.failure_writer.__wrapped__() is None
+
+
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"module 'elastic_core\.worker\.library' has no attribute 'nothing'"):
         torch_worker.nothing  # noqa: B018  (looking it up is the test)

@@ -13,7 +13,6 @@ General layout:
   writes to the terminal.
 * ``rescue``: has plugins write the training state that is only in memory to disk after the agent has ended.
   ``probing``: the peers that can be reached after a failure, and whether the job has gone on without this node.
-* ``launcher_error_file``: the file in which the launcher tells TorchX why a job failed.
 * ``report``: the events that people read, the counters of the run, and how long a recovery took. ``account``:
   what it has seen of the run.
 
@@ -27,7 +26,7 @@ from elastic_core import names_of
 NAMES = {
     "agent.console": "write_all",
     "agent.directories": "MARK PREFIX names_free_slot",
-    "agent.report": "root_cause",
+    "agent.report": "Ending root_cause",
     "agent.start": "run",
 }
 

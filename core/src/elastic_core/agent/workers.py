@@ -43,14 +43,13 @@ PREPARE_AFTER_SECONDS = 0.1  # after the process group is there, when the first 
 IDLE_AFTER_SECONDS = 3.0  # after the first start of workers, for those that never have a process group
 LONG_IMPORT_SECONDS = 10.0  # from the first round on which workers wait for the starter, after which a line says so
 
-FAILURE_PATH = ("agent.launcher_error_file", "plugins.verdicts")
-"""The modules that only a failure needs. An upgrade may have replaced or removed them until then."""
-
 
 def import_failure_path() -> None:
-    """Import what only a failure needs: a recovery would wait 20 ms of CPU for that."""
-    for name in FAILURE_PATH:
-        import_module(f"elastic_core.{name}")
+    """Import what only a failure needs: a recovery would wait 20 ms of CPU, and an upgrade may remove it until then."""
+    from elastic_core.worker.library import failure_writer
+
+    failure_writer()
+    import_module("elastic_core.plugins.verdicts")
 
 
 @dataclass

@@ -205,9 +205,10 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
 def _failed(message: str, hint: str | None, code: int, launches: bool) -> int:
     """Print the error; for a launch, also write the error file; return the exit code."""
     if launches:
-        from elastic_core.agent.launcher_error_file import write_error  # other commands write none
+        from elastic_core.worker.library import failure_writer  # other commands write none
 
-        write_error(" ".join(filter(None, [message, hint])), code)
+        if writer := failure_writer():
+            writer.write_error(" ".join(filter(None, [message, hint])), code)
     paragraphs = [f"elastic: error: {message}", *([hint] if hint else [])]
     lines = printable_lines("\n\n".join(paragraphs))
     if sys.stderr is not None and sys.stderr.isatty():

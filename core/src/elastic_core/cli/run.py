@@ -269,9 +269,10 @@ def run(warden: Warden | None, **flags: Any) -> int:
             interrupt.discard_again()
         code = ending.exit_code
         if code:
-            from elastic_core.agent.launcher_error_file import write_ending  # seldom needed
+            from elastic_core.worker.library import failure_writer  # seldom needed
 
-            write_ending(ending)
+            if writer := failure_writer():
+                writer.write_ending(ending)
         return code
     except ElasticError as exc:
         code = exc.exit_code

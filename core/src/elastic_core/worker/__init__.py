@@ -16,7 +16,8 @@ from elastic_core import names_of
 
 NAMES = {
     "worker.channel": "INITIALIZED KIND LONGEST open_channel report wait_until_ready",
-    "worker.error_file": "MEMBER NO_MESSAGE as_torchs attach error_data message_of read_error_file record",
+    "worker.error_file": "ERROR_FILE MEMBER NO_MESSAGE as_torchs attach error_data message_of read_error_file record "
+    "with_exit_code write_error_file",
     "worker.graceful_stop": "should_checkpoint somebody_leaves",
     "worker.train_state": "TrainingState",
 }

@@ -88,6 +88,15 @@ def added_name(module: str, name: str) -> Any:
     return names.find_name(module, name)
 
 
+@functools.cache
+def failure_writer() -> Any:
+    """Return elastic-torchrun's module that writes why a launch has failed; None if it is not installed."""
+    try:
+        return _import_for("the launcher's error file", "failures")
+    except ImportError:
+        return None
+
+
 def _import_for(wanted: str, kind: str) -> ModuleType:
     found = re.search(f'^{kind} = "(.+)"$', FILE.read_text(encoding="utf-8"), re.MULTILINE)  # tomllib takes 10 ms
     assert found is not None

@@ -12,7 +12,7 @@ General layout:
 * ``__main__``: the replacement of the program ``torchrun``. It does not import torch.
 * ``launcher``: the replacement of ``torch.distributed.run.run`` and ``main``, and of
   ``torch.distributed.launcher.api.launch_agent``, for programs that call them. ``failure``: what those programs get
-  when the job fails.
+  when the job fails. ``error_file``: the launcher's own error file.
 * ``launch``: torch's Python names for a job, and for its failures. ``launch_config`` turns their arguments into a run.
   ``call``: workers that are Python functions. ``local_agent``: agents as objects, ``LocalElasticAgent`` and ``Std``.
 * ``rendezvous_api``: torch's interface of a rendezvous handler. ``errors``: torch's errors and ours, each in the

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_core.exit_codes import ExitCode
-from elastic_core.worker.error_file import ERROR_FILE, error_data, with_exit_code, write_error_file
+from elastic_core.worker import ERROR_FILE, error_data, with_exit_code, write_error_file
 
 if TYPE_CHECKING:
-    from elastic_core.agent.report import Ending
+    from elastic_core.agent import Ending
 
 
 def write_error(message: str, exit_code: int) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.launcher_error_file import write_ending
-from elastic_core.agent.report import Ending
+from elastic_core.agent import Ending
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import Incident, IncidentKind
-from elastic_core.worker.error_file import ERROR_FILE
+from elastic_core.worker import ERROR_FILE
+from elastic_torchrun.error_file import write_ending
 
 LOST = Incident(kind=IncidentKind.NODE_LOST, round=1, node_id="b", host="node1", message="no heartbeat for 6.0 s")
 EARLY = Incident(
