@@ -6,6 +6,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from views import incident
@@ -15,7 +16,8 @@ from elastic_core.incidents import Explanation, FailureClass
 from elastic_core.monitors import AgentEnd, RunSummary
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.entries import Closed
-from elastic_operate.verdict_file import VERDICT_FILE, elastic_agent_ends, write_verdict
+from elastic_operate import verdict_file
+from elastic_operate.verdict_file import VERDICT_FILE, elastic_agent_ends
 
 SUMMARY = RunSummary(
     job="job42",
@@ -46,8 +48,16 @@ FAILED = Closed(
 )
 
 
+def at_the_end(closed: Closed | None = FAILED, summary: RunSummary | None = SUMMARY, **facts: Any) -> list[str]:
+    """End an agent with these facts about its run; return what was published of the file."""
+    said: list[Event] = []
+    elastic_agent_ends(AgentEnd("n", said.append, closed=closed, summary=summary and replace(summary, **facts)))
+    assert {event.name for event in said} <= {"output"}
+    return [event.message for event in said]
+
+
 def test_a_verdict_is_written_beside_the_logs(tmp_path: Path) -> None:
-    assert write_verdict(replace(SUMMARY, logs=tmp_path / "run"), FAILED) is None
+    assert at_the_end(logs=tmp_path / "run") == []
     assert [path.name for path in (tmp_path / "run").iterdir()] == [VERDICT_FILE], "nothing else is left"
     told = json.loads((tmp_path / "run" / VERDICT_FILE).read_text())
     assert (told["exit_code"], told["requeue"], told["restarts"], told["nodes_lost"]) == (79, True, 2, 1)
@@ -59,54 +69,42 @@ def test_a_verdict_is_written_beside_the_logs(tmp_path: Path) -> None:
 
 def test_a_verdict_has_the_facts_of_monitors_under_names_of_their_own(tmp_path: Path) -> None:
     facts = {"time_to_save": {"had_s": 30.0}, "success": {"had_s": 1.0}}
-    assert write_verdict(replace(SUMMARY, logs=tmp_path, stop_facts=facts), FAILED) is None
+    assert at_the_end(logs=tmp_path, stop_facts=facts) == []
     told = json.loads((tmp_path / VERDICT_FILE).read_text())
     assert (told["time_to_save"], told["success"]) == ({"had_s": 30.0}, False)
 
 
 def test_a_verdict_replaces_the_one_of_another_node_as_a_whole(tmp_path: Path) -> None:
     for node in ("node0", "node1"):
-        assert write_verdict(replace(SUMMARY, node=node, logs=tmp_path), FAILED) is None
+        assert at_the_end(node=node, logs=tmp_path) == []
     assert json.loads((tmp_path / VERDICT_FILE).read_text())["node"] == "node1"
 
 
-def test_a_verdict_that_cannot_be_written_is_an_error_and_no_exception(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("closed", "summary"),
+    [(FAILED, None), (None, None)],
+    ids=["it raised after the end of the job", "the job goes on"],
+)
+def test_an_agent_that_ends_without_a_verdict_writes_none(
+    tmp_path: Path, closed: Closed | None, summary: RunSummary | None
+) -> None:
+    assert at_the_end(closed, summary, logs=tmp_path) == []
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_why_a_verdict_cannot_be_written_is_published(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    error = write_verdict(replace(SUMMARY, logs=tmp_path / "file"), FAILED)
-    assert isinstance(error, OSError)
+    assert at_the_end(logs=tmp_path / "file") == [f"{tmp_path}/file/verdict.json cannot be written: File exists"]
 
 
 def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(Path, "write_text", lambda *_, **__: answers.wait(60))
-    error = write_verdict(replace(SUMMARY, logs=tmp_path), FAILED, seconds=0.01)
+    monkeypatch.setattr(verdict_file, "WRITE_MAX_SECONDS", 0.01)
+    [why] = at_the_end(logs=tmp_path)
     answers.set()
-    assert "no answer within" in str(error)
+    assert "no answer within" in why
 
 
 def test_without_logs_there_is_no_file() -> None:
-    assert write_verdict(replace(SUMMARY, logs=None), FAILED) is None
-
-
-@pytest.mark.parametrize(
-    ("closed", "summary", "there"),
-    [(FAILED, SUMMARY, True), (FAILED, None, False), (None, None, False)],
-    ids=["the job is over", "the agent raised after that", "the job goes on"],
-)
-def test_the_file_is_written_at_the_end_of_an_agent_that_knows_the_verdict(
-    tmp_path: Path, closed: Closed | None, summary: RunSummary | None, there: bool
-) -> None:
-    said: list[Event] = []
-    known = summary and replace(summary, logs=tmp_path)
-    elastic_agent_ends(AgentEnd("n", said.append, closed=closed, summary=known))
-    assert ((tmp_path / VERDICT_FILE).exists(), said) == (there, [])
-
-
-def test_why_there_is_no_file_is_published(tmp_path: Path) -> None:
-    said: list[Event] = []
-    (tmp_path / "file").write_text("")
-    summary = replace(SUMMARY, logs=tmp_path / "file")
-    elastic_agent_ends(AgentEnd("n", said.append, closed=FAILED, summary=summary))
-    assert [(event.name, event.message) for event in said] == [
-        ("output", f"{tmp_path / 'file'}/verdict.json cannot be written: File exists")
-    ]
+    assert at_the_end(logs=None) == []
