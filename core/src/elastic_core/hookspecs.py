@@ -234,7 +234,8 @@ def elastic_agent_ends(end: AgentEnd) -> None:
     another node; all plugins are called in turn. ``end.is_last()`` tells whether the memory of this node is the last:
     the job has failed, its store is lost, or the last node leaves. The exit waits: write with ``end.run``, which limits
     the time and ends at a signal, and publish the result as ``rescued`` or ``rescue_failed``. A plugin that raises is
-    reported as ``rescue_failed``, and the agent ends as it would have. ``end.failed`` tells that a defect ends it.
+    reported as ``rescue_failed``, and the agent ends as it would have. ``end.failed`` tells that a defect ends it,
+    ``end.closed`` and ``end.summary`` how the job has ended, if this node knows.
     """
 
 

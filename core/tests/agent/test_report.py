@@ -10,7 +10,6 @@ from views import entry, halted, incident, info, live, members, offer, settings,
 
 from elastic_core.agent.report import (
     Ending,
-    RunSummary,
     describe_verdict,
     leave,
     ledger_events,
@@ -22,6 +21,7 @@ from elastic_core.agent.report import (
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.incidents import PEER_LOST, Explanation, Failure, Incident, IncidentKind, describe_early_exit
+from elastic_core.monitors import RunSummary
 from elastic_core.protocol.entries import (
     Closed,
     Counters,

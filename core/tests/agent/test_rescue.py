@@ -22,7 +22,7 @@ from elastic_core.agent.report import Ending
 from elastic_core.agent.rescue import received
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
-from elastic_core.monitors import AgentEnd
+from elastic_core.monitors import AgentEnd, RunSummary
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed
 
@@ -57,6 +57,7 @@ class Loop:
     """An agent's loop that ends as told."""
 
     closed: Closed | None = None
+    summary: RunSummary | None = None
     signalled_at: float | None = None
 
     def __init__(

@@ -175,6 +175,21 @@ def test_an_agent_that_fails_has_plugins_rescue_memory_and_shows_its_decisions(j
     )
 
 
+def test_plugins_learn_at_the_agents_end_how_the_job_has_ended(job: Job) -> None:
+    ends: list[AgentEnd] = []
+
+    class Reader:
+        @hookimpl
+        def elastic_agent_ends(self, end: AgentEnd) -> None:
+            ends.append(end)
+
+    job.run(reader=Reader())
+    [end] = ends
+    assert end.closed is not None
+    assert end.summary is not None
+    assert (end.closed.success, end.summary.rounds, end.summary.node) == (True, 1, end.node)
+
+
 def test_a_late_answer_to_a_question_does_not_end_the_wait_for_the_last_words_of_monitors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -477,6 +477,22 @@ def test_if_a_handler_has_no_other_round_the_memory_of_the_node_is_the_last(run:
     assert last == [True]
 
 
+def test_plugins_learn_how_the_job_has_ended(run: Run, tmp_path: Path) -> None:
+    found: list[tuple[bool | None, Path | None]] = []
+
+    class Reader:
+        @hookimpl
+        def elastic_agent_ends(self, end: AgentEnd) -> None:
+            found.append((end.closed and end.closed.success, end.summary and end.summary.logs))
+
+    run.plugins.register("reader", Reader())
+    run(Scripted(), "exit 1", log_dir=tmp_path)
+    [(success, logs)] = found
+    assert success is False
+    assert logs is not None
+    assert logs.is_relative_to(tmp_path)
+
+
 def test_a_node_that_is_not_needed_ends_well(run: Run) -> None:
     ending = run(Scripted(failing(torchs("RendezvousGracefulExitError"))), "exit 0")
     assert ending == Ending(0, "the rendezvous has no place for this node: it is said so")

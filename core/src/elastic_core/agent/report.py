@@ -1,35 +1,26 @@
-"""The texts and records that users read: a round starts, a job ends, the root cause of a failure, and ``verdict.json``.
+"""The texts that users read: a round starts, a job ends, and the root cause of a failure.
 
-Every node prints the same root cause, because it comes from the ledger's last entry. ``verdict.json`` stands beside the
-logs, for the scripts of schedulers. Nodes that share the directory write the same, but for ``node``;
-``docs/reference/exit_codes.md`` describes it.
+Every node prints the same root cause, because it comes from the ledger's last entry.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elastic_core.config.run import describe_limit
-from elastic_core.events import Event, Field, Level, describe_duration
+from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, describe_exit
 from elastic_core.incidents import PEER_LOST, Failure, Incident, IncidentKind
+from elastic_core.monitors import RunSummary
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Plan, Resume, Round, StopAt
 from elastic_core.protocol.ledger import Ledger, advance
 from elastic_core.protocol.node_events import Work
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.session.join import Arrival, FormerNode
-from elastic_core.threads import bounded
 from elastic_core.warden import messages
 
 Publish = Callable[[Event], None]
@@ -42,8 +33,6 @@ FENCED = {
     Work.STOPPING: "the workers had not stopped {:.0f} s after their round was over, and were killed "
     "(80 % of fence_after; others may go on then)",
 }  # what a fence does that goes off (rule S4), with the seconds until then
-VERDICT_FILE, WRITE_MAX_SECONDS = "verdict.json", 5.0  # for which a disk that does not answer is waited for
-LEAST_FOR_SHARE = 60.0  # seconds of a run from which on its last line has a percentage
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +93,7 @@ def under_way(arrival: Arrival, modules: Iterable[str]) -> Event:
 def finish(
     publish: Publish, closed: Closed, summary: RunSummary | None = None, *, known: str = FIRST_OF_ALL, idle: str = ""
 ) -> Ending:
-    """Report how the job ended, with the root cause of a failure, and leave a ``verdict.json`` beside the logs.
+    """Report how the job ended, with the root cause of a failure.
 
     Args:
         summary: What the run came to; None where this node had no part in it.
@@ -119,9 +108,6 @@ def finish(
         fields |= {"restarts": summary.restarts, "run_s": summary.seconds}
         fields |= {"interrupted_s": summary.interrupted_seconds, "nodes_lost": summary.nodes_lost}
     publish(Event("job_closed", describe_verdict(closed, known, summary), level, fields))
-    if summary is not None and (error := write_verdict(summary, closed)) is not None:
-        message = f"{summary.logs}/{VERDICT_FILE} cannot be written: {error.strerror or error}"
-        publish(Event("output", message, Level.WARNING))
     return Ending(closed.exit_code, closed.why, closed.incident)
 
 
@@ -329,91 +315,6 @@ def _cause(before: Ledger, current: Round) -> str | None:
     given_up = halt.reason is HaltReason.GIVING_UP  # a round follows only where a node turned out to be gone
     reason: str = HaltReason.NODE_LOST.value if given_up else halt.reason.value
     return reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """The counters of a run, as this node knows them."""
-
-    job: str  # the job's id
-    run: str  # the run's own id
-    node: str  # the name of this node
-    rounds: int
-    restarts: int
-    max_restarts: int | None
-    nodes_lost: int  # how often
-    seconds: float  # since the run was opened
-    interrupted_seconds: float  # of these, how long the workers of this node did not run between two rounds
-    failures: Sequence[Failure] = ()  # the newest that spent a restart, oldest first
-    logs: Path | None = None  # None where none are kept
-    stop_facts: Mapping[str, Mapping[str, Field]] = field(default_factory=dict)
-    """The findings of monitors after the last planned stop, by name."""
-
-    def describe(self) -> str:
-        """Return it in one line: ``2 restarts, processes were down for 11.2 s of 3.0 h (up 99.9 %), logs in /logs``."""
-        counts = [(self.restarts, "restart"), (self.nodes_lost, "lost node")]
-        parts = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
-        if self.interrupted_seconds > 0:
-            parts.append(f"processes were down for {describe_duration(self.interrupted_seconds)}")
-            if self.seconds >= LEAST_FOR_SHARE:
-                share = 100 * (1 - min(1.0, self.interrupted_seconds / self.seconds))
-                parts[-1] += f" of {describe_duration(self.seconds)} (up {share:.1f} %)"
-        if self.logs is not None:
-            parts.append(f"logs in {self.logs}")
-        return ", ".join(parts)
-
-
-def verdict(summary: RunSummary, closed: Closed) -> dict[str, Any]:
-    """Return the contents of ``verdict.json``."""
-    facts = asdict(summary)
-    del facts["logs"]
-    failures, of_monitors = facts.pop("failures"), facts.pop("stop_facts")
-    ended_at = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-    found = {
-        "success": closed.success,
-        "exit_code": int(closed.exit_code),
-        "requeue": closed.requeue,
-        "why": closed.why,
-        **facts,
-        "ended_at": ended_at,
-        "incident": None if closed.incident is None else _describe_incident(closed.incident),
-        "failures": failures,
-    }
-    return {**found, **{name: fields for name, fields in of_monitors.items() if name not in found}}
-
-
-def _describe_incident(incident: Incident) -> Mapping[str, Any]:
-    """Return an incident as a record for programs, with its class and the name of its explanation."""
-    facts = {**asdict(incident), "kind": incident.kind.value, "class": incident.failure_class.value}
-    known = facts.pop("explanation")["name"]
-    return {**facts, "known_failure": known or None}
-
-
-def write_verdict(summary: RunSummary, closed: Closed, seconds: float = WRITE_MAX_SECONDS) -> OSError | None:
-    """Write ``verdict.json`` beside the logs, if any are kept, as a whole or not at all; return why it could not be.
-
-    A disk that does not answer, as that of a dead server, is not waited for longer than ``seconds``.
-    """
-    if (logs := summary.logs) is None:
-        return None
-    text = json.dumps(verdict(summary, closed), indent=1) + "\n"
-    try:
-        bounded(partial(_write, logs, text), seconds)
-    except OSError as exc:  # TimeoutError is one
-        return exc
-    return None
-
-
-def _write(directory: Path, text: str) -> None:
-    unnamed = directory / f".{VERDICT_FILE}.{uuid.uuid4().hex}"  # of this node alone: nodes may share pids
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unnamed.write_text(text, encoding="utf-8")
-        os.replace(unnamed, directory / VERDICT_FILE)
-    except OSError:
-        with contextlib.suppress(OSError):
-            unnamed.unlink()
-        raise
 
 
 @dataclass(slots=True)

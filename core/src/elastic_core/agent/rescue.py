@@ -1,4 +1,4 @@
-"""Runs an agent to its end, then calls the plugins that keep memory for its workers (``elastic_agent_ends``)."""
+"""Runs an agent to its end, then tells plugins of it (``elastic_agent_ends``)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def _tell_plugins(agent: Supervisor, ending: Ending | None, *, failed: bool) -> 
     """Call the plugins at the agent's end."""
     node, untaken = agent.resources.node, agent.resources.loop.untaken_signals
     is_last = partial(is_needed, ending, agent.closed, agent.leaves_others, failed=failed)
-    end = AgentEnd(str(node.info), node.publish, partial(received, untaken, agent.signalled_at), is_last, failed)
+    told = partial(received, untaken, agent.signalled_at)
+    end = AgentEnd(str(node.info), node.publish, told, is_last, failed, agent.closed, agent.summary)
     for plugin in node.plugins.implementations("elastic_agent_ends"):
         try:
             plugin(end=end)

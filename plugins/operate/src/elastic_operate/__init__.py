@@ -11,7 +11,7 @@ General layout:
 * ``job_store``: in a command, the store of the job that the user means. ``job_request``: a request in that store.
   ``host_jobs``: the jobs of this host, their list, and the command's side of the socket.
 * ``state_dump``: in an agent, writes its state on SIGQUIT. ``agent_state``: that state in words. ``decision_file``: the
-  decisions of an agent, for a bug report.
+  decisions of an agent, for a bug report. ``verdict_file``: in an agent, writes in the end how the job has ended.
 """
 
 from __future__ import annotations
