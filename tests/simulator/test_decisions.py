@@ -29,9 +29,8 @@ def texts() -> list[str]:
         patch.setattr(playing, "World", world)
         for seed in range(12):
             assert playing.play(draw(seed, "everything")).violation is None
-    accounts = [agent.supervisor._account for made in worlds for agent in made.agents() if agent.supervisor]
-    logs = [(account.decisions, account.leader_decisions) for account in accounts]
-    return ["\n".join(lines([call for log in pair for call in log.calls], "a")) for pair in logs]
+    accounts = [agent.supervisor.account for made in worlds for agent in made.agents() if agent.supervisor]
+    return ["\n".join(lines(account.decisions(), "a")) for account in accounts]
 
 
 def test_each_decision_is_read_and_made_again_as_it_was(texts: list[str]) -> None:

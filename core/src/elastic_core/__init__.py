@@ -34,6 +34,7 @@ import from the modules of ``PUBLIC`` alone; ``docs/render_public.py`` writes th
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False  # typing's, without the import, which takes longer than all else here
@@ -46,7 +47,7 @@ PUBLIC = {
     "elastic_core": "what most plugins and training scripts need: settings, hooks, gates, errors",
     "elastic_core.agent": "an agent in this process, marks of its directories, and the root cause of a failed job",
     "elastic_core.causes": "the cause of a worker's failure, and what a plugin gets to find it",
-    "elastic_core.cli": "commands: their options, the store of the job that they look at, warnings",
+    "elastic_core.cli": "commands: their options, the flags and settings of a run, warnings",
     "elastic_core.cli.main": "the entry point of ``elastic``",
     "elastic_core.config": "the settings of a run: flags, the program, ``--rdzv_conf``, environment variables",
     "elastic_core.config.parse": "reads the values of flags and settings from text",
@@ -107,7 +108,8 @@ def names_of(package: str, names: Mapping[str, str], *, torchs: bool = False) ->
 
         if name in homes:
             return getattr(import_module(f"{__name__}.{homes[name]}"), name)
-        if not torchs:
+        is_module = os.path.exists(f"{sys.modules[package].__path__[0]}/{name}.py")  # the importer asks for it first
+        if is_module or not torchs:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return import_module(f"{__name__}.worker.library").added_name(package, name)
 

@@ -116,6 +116,7 @@ class JoinedRun:
     leave: Callable[[str, float], None] = lambda why, seconds: None
     publish: Callable[[Event], None] = lambda event: None
     look: Callable[[], AgentState]
+    decisions: Callable[[], Sequence[Decision]] = tuple
     connect: Callable[[], RendezvousBackend] | None = None
 
 
@@ -136,7 +137,6 @@ class AgentState:
         started_at: When that round started.
         progress: The newest progress of their ranks, and its age.
         checkpoint: The step of the last checkpoint, and its age.
-        decisions: The newest decisions, those of the node before those of the leader.
     """
 
     now: float
@@ -151,7 +151,6 @@ class AgentState:
     started_at: float
     progress: Mapping[int, tuple[Progress, float]]
     checkpoint: tuple[int | None, float] | None
-    decisions: Sequence[Decision]
 
 
 class HostEnd:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +15,14 @@ import pytest
 
 from elastic_core import JoinedRun, hookimpl
 from elastic_core.agent import membership, worker_store
-from elastic_core.agent.directories import MARK, Slot
+from elastic_core.agent.directories import Slot
 from elastic_core.agent.resources import Launch
 from elastic_core.agent.start import begun, connect_and_run
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
-from elastic_core.errors import RendezvousConnectionError, RendezvousRefusedError, ResourceError
+from elastic_core.errors import RendezvousRefusedError, ResourceError
 from elastic_core.host.addresses import HeldPort
-from elastic_core.host.identity import boot_id, network_id
 from elastic_core.monitors import AgentEnd, RunningRound
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins
@@ -88,24 +86,6 @@ def test_a_refused_node_lets_its_port_go(job: Job, monkeypatch: pytest.MonkeyPat
     assert job.let_go()
 
 
-def test_the_directory_of_a_killed_agent_is_removed_before_the_join(
-    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    (left := tmp_path / "elastic_job").mkdir(mode=0o700)
-    (left / MARK).write_text(f"{boot_id()} {network_id()}\nelastic/free")
-    (left / MARK).chmod(0o600)
-
-    def full(_: MemoryStore) -> LocalBackend:
-        raise RendezvousConnectionError("the disk is full", lasting=True)
-
-    with pytest.raises(RendezvousConnectionError, match="the disk is full"):
-        job.run(backend=full)
-    assert not left.exists()
-    assert tempfile.tempdir is None, "it was not chosen while the disk was full"
-
-
 def test_a_node_that_has_joined_and_cannot_begin_leaves_no_row(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -138,11 +118,11 @@ class Rescuer:
 
     @hookimpl
     def elastic_run_starts(self, run: JoinedRun) -> None:
-        self._look = run.look
+        self._decisions = run.decisions
 
     @hookimpl
     def elastic_agent_ends(self, end: AgentEnd) -> None:
-        self.failed, self.decisions = end.failed, {call.function for call in self._look().decisions}
+        self.failed, self.decisions = end.failed, {call.function for call in self._decisions()}
         for name, fd in self._held.items():
             if end.is_last():
                 self.found[name] = os.pread(fd, 100, 0)

@@ -16,7 +16,7 @@ from elastic_core.plugins.manager import Plugins, load
 from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_operate.plugins import inventory
+from elastic_operate.plugin_list import inventory
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_health import matmul
-from elastic_operate.plugins import inventory
+from elastic_operate.plugin_list import inventory
 
 QUIET = (
     "import sys; import elastic_health.plugin; print([name for name in sys.modules if name.startswith('elastic_h')])"

@@ -14,7 +14,7 @@ import elastic_core.plugins.manager
 from elastic_core import RunConfig
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.plugins.entry_points import Catalogue
-from elastic_operate.plugins import inventory
+from elastic_operate.plugin_list import inventory
 
 OBSERVING = ("elastic_observe", "elastic_run_ends", "elastic_run_starts")
 HOOK = "elastic_run_starts"

@@ -39,7 +39,7 @@ def describe(node: NodeState, **facts: Any) -> str:
         program=Program(ProgramKind.EXECUTABLE, "x"), rdzv_id="j", rdzv_backend="file", rdzv_endpoint="/r"
     )
     usual = {"waits_for": "", "nodes": {}, "contact_at": 29.5, "failing": (), "incident": None, "workers": ()}
-    usual |= {"started_at": 0.0, "progress": {}, "checkpoint": None, "decisions": ()}
+    usual |= {"started_at": 0.0, "progress": {}, "checkpoint": None}
     return agent_state.describe(config, AgentState(now=30.0, node=node, since=25.0, **{**usual, **facts}))
 
 
@@ -140,7 +140,7 @@ def test_a_node_that_leaves_and_its_leader() -> None:
 def test_of_many_nodes_some_are_listed() -> None:
     many = {str(number): seen("b") for number in range(SHOWN_NODES + 3)}
     request = seen("r")
-    many["r"] = replace(request, row=replace(request.row, info=replace(request.row.info, local_world_size=0)))
+    many["r"] = replace(request, row=replace(request.row, drain=("host",)))
     assert len(lines(describe(state(live("ab")), nodes={"b": seen("b"), "r": many["r"]}), "node")) == 1
     assert len(lines(describe(state(live("ab")), nodes=many), "node")) == SHOWN_NODES
 

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -53,12 +50,10 @@ def dumped(describe: Callable[[], str] = lambda: "the state\n") -> Iterator[tupl
         os.close(writing)
 
 
-def joined(dump: StateDump) -> None:
-    """Have the node join a run."""
-    info = NodeInfo(
-        node_id="a", host="a", host_id="a", slot=0, local_world_size=1, role="r", versions=Versions(python="3")
-    )
-    dump.elastic_run_starts(JoinedRun(config=CONFIG, run_uid="run", node=info, look=pytest.fail))
+def run(log_dir: Path | None = None) -> JoinedRun:
+    versions = Versions(python="3")
+    info = NodeInfo(node_id="a", host="a", host_id="a", slot=0, local_world_size=1, role="r", versions=versions)
+    return JoinedRun(config=CONFIG, run_uid="run", node=info, look=pytest.fail, log_dir=log_dir)
 
 
 def read_until(fd: int, what: str) -> str:
@@ -74,7 +69,7 @@ def test_each_signal_has_its_answer(shown: bool) -> None:
     numbers = iter(range(10))
     with dumped(lambda: f"state {next(numbers)}\n") as (dump, reading):
         if shown:
-            joined(dump)
+            dump.elastic_run_starts(run())
         for number in range(2):
             signal.raise_signal(SIGNAL)
             text = read_until(reading, "in test_each_signal_has_its_answer")
@@ -123,7 +118,7 @@ def test_a_handler_of_the_program_stays() -> None:
     heard: list[int] = []
     signal.signal(SIGNAL, lambda signum, _: heard.append(signum))
     with dumped(pytest.fail) as (dump, _):
-        joined(dump)
+        dump.elastic_run_starts(run())
         signal.raise_signal(SIGNAL)
     signal.raise_signal(SIGNAL)
     assert heard == [SIGNAL, SIGNAL]
@@ -159,8 +154,7 @@ def test_a_run_that_ends_on_another_thread_gives_the_signal_back_and_the_next_ru
 def test_a_defect_of_the_agent_leaves_its_decisions(failed: bool, tmp_path: Path) -> None:
     events: list[Event] = []
     dump = StateDump()
-    looked = SimpleNamespace(decisions=[], node=SimpleNamespace(row=SimpleNamespace(info=SimpleNamespace(node_id="a"))))
-    dump._run = SimpleNamespace(look=lambda: looked, log_dir=tmp_path)  # type: ignore[assignment] # what it reads
+    dump._run = run(tmp_path)
     dump.elastic_agent_ends(AgentEnd("a", events.append, failed=failed))
     assert [event.name for event in events] == ["decisions"] * failed
     assert [str(path) in events[0].message for path in tmp_path.iterdir()] == [True] * failed
@@ -170,9 +164,8 @@ def test_a_disk_that_does_not_answer_holds_up_no_dump(monkeypatch: pytest.Monkey
     answers = threading.Event()
     monkeypatch.setattr(decision_file, "write", lambda *_: answers.wait())
     monkeypatch.setattr(decision_file, "WRITE_MAX_SECONDS", 0.05)
-    looked: Any = SimpleNamespace(decisions=[], node=MagicMock())
     try:
-        assert decision_file.write_decisions(looked, tmp_path) == "not written: no answer within 0.05 s"
+        assert decision_file.write_decisions(run(tmp_path)) == "not written: no answer within 0.05 s"
     finally:
         answers.set()
 

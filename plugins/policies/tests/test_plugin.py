@@ -16,7 +16,7 @@ from elastic_core.events import Event
 from elastic_core.incidents import Action
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_core.plugins.manager import failure_policies
-from elastic_operate.plugins import inventory
+from elastic_operate.plugin_list import inventory
 from elastic_policies.plugin import PREPARE_AFTER, FailurePolicies
 
 LATE = "elastic_policies.composition"

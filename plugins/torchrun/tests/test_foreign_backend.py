@@ -478,19 +478,21 @@ def test_if_a_handler_has_no_other_round_the_memory_of_the_node_is_the_last(run:
 
 
 def test_plugins_learn_how_the_job_has_ended(run: Run, tmp_path: Path) -> None:
-    found: list[tuple[bool | None, Path | None]] = []
+    found: list[AgentEnd] = []
 
     class Reader:
         @hookimpl
         def elastic_agent_ends(self, end: AgentEnd) -> None:
-            found.append((end.closed and end.closed.success, end.summary and end.summary.logs))
+            found.append(end)
 
     run.plugins.register("reader", Reader())
     run(Scripted(), "exit 1", log_dir=tmp_path)
-    [(success, logs)] = found
-    assert success is False
-    assert logs is not None
-    assert logs.is_relative_to(tmp_path)
+    [end] = found
+    assert end.closed is not None
+    assert end.summary is not None
+    assert end.summary.logs is not None
+    assert not end.closed.success
+    assert end.summary.logs.is_relative_to(tmp_path)
 
 
 def test_a_node_that_is_not_needed_ends_well(run: Run) -> None:

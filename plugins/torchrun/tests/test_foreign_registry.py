@@ -20,7 +20,7 @@ from elastic_core.plugins.manager import Plugins, load, load_backend
 from elastic_core.rendezvous.guard import GuardedBackend
 from elastic_core.rendezvous.job_token import JobToken
 from elastic_core.rendezvous.options import RendezvousParameters
-from elastic_operate.plugins import inventory
+from elastic_operate.plugin_list import inventory
 from elastic_torchrun.errors import is_graceful_exit, translate_error
 from elastic_torchrun.foreign import registry
 from elastic_torchrun.foreign.backend import SHARE_SWITCH, without_shared_store

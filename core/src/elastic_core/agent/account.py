@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_core.agent.report import ledger_events, no_place
 from elastic_core.agent.resources import Resources
-from elastic_core.decision_log import DecisionLog
+from elastic_core.decision_log import Decision, DecisionLog
 from elastic_core.events import Event
 from elastic_core.gates import AgentState
 from elastic_core.incidents import Incident
@@ -26,7 +26,7 @@ class Account:
         self._incident: Incident | None = None  # the newest failure that is known here
         self._nodes_lost = 0  # how often a round ended because nodes were lost, since this node joined
         self._no_place: Event | None = None
-        self.decisions, self.leader_decisions = DecisionLog(), DecisionLog()
+        self.node_log, self.leader_log = DecisionLog(), DecisionLog()
 
     def follow(self, before: NodeState, state: NodeState, event: NodeEvent) -> None:
         """Note what :meth:`look` returns, and publish what entries have brought; no decision depends on it."""
@@ -66,8 +66,11 @@ class Account:
             started_at=group.started_at,
             progress=group.progress.newest(),
             checkpoint=group.progress.last_checkpoint(),
-            decisions=[*self.decisions.calls, *self.leader_decisions.calls],
         )
+
+    def decisions(self) -> list[Decision]:
+        """Return the newest decisions, those of the node before those of the leader. Any thread may call this."""
+        return [*self.node_log.calls, *self.leader_log.calls]
 
     def summarize(self, ledger: Ledger) -> RunSummary:
         """Return what the run came to."""

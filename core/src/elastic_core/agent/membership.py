@@ -163,6 +163,7 @@ class Newcomer:
             leave=launch.plugins.host_end.leave,
             publish=node.publish,
             look=supervisor.look,
+            decisions=supervisor.account.decisions,
             connect=connect,
         )
         launch.plugins.run_starts(run)

@@ -69,7 +69,7 @@ class Supervisor:
         self.summary: RunSummary | None = None  # once the agent has ended with a verdict on the job
         self._gate = StartDelay(node, loop)
         self._put_off: node_events.Stop | None = None  # while monitors are asked before it
-        self._account = Account(resources)
+        self.account = Account(resources)
         calls = SessionCalls(
             post=loop.post,
             publish=node.publish,
@@ -78,7 +78,7 @@ class Supervisor:
             node_gone=node.plugins.node_gone,
             reached=group.progress.reached,
             sum_up=node.plugins.sum_up_answers,
-            decisions=self._account.leader_decisions,
+            decisions=self.account.leader_log,
         )
         self.session = Session(store, joined, node.runtime, calls)
         self._row = OwnRow(joined.row, applicant.info.slots, resources, self.session)
@@ -108,7 +108,7 @@ class Supervisor:
         self._row.follow(self.state)
         self.session.start()
         self._departure.begin()
-        self._account.report_no_place(self.state)
+        self.account.report_no_place(self.state)
         self._tick()
         self._gate.prepare(1)
         while self._exit is None:
@@ -133,7 +133,7 @@ class Supervisor:
 
     def look(self) -> AgentState:
         """Return what this agent does and waits for. Any thread may call this."""
-        return self._account.look(self.state, self.session)
+        return self.account.look(self.state, self.session)
 
     # Events ----------------------------------------------------------------------------------------------------------
 
@@ -238,8 +238,8 @@ class Supervisor:
         if event is None:
             return
         before = self.state
-        self.state, effects = self._account.decisions.call(step, before, event)
-        self._account.follow(before, self.state, event)
+        self.state, effects = self.account.node_log.call(step, before, event)
+        self.account.follow(before, self.state, event)
         failed = failed_round(before, self.state)
         if isinstance(event, node_events.EntriesRead):
             if self.state.ledger.round is not before.ledger.round:
@@ -336,7 +336,7 @@ class Supervisor:
         if (closed := self.closed) is not None:
             # Before the first round every node was needed, although none has started a worker.
             idle = "" if self.state.row.round or self.state.ledger.round is None else report.SPARE
-            self.summary = self._account.summarize(self.state.ledger)
+            self.summary = self.account.summarize(self.state.ledger)
             over_handler = self.resources.node.plugins.rendezvous_options().handler
             known = report.FIRST_HERE if over_handler else report.FIRST_OF_ALL
             return finish(self._publish, closed, self.summary, known=known, idle=idle)

@@ -321,11 +321,15 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
         for offer in _agents_side(name, catalogue):
             plugins.register(name, entry_points.import_plugin(offer), described=str(offer))
     _register_backend(plugins, config.rdzv_backend, catalogue)
-    plugins.configure(config)
-    if config.settings:
-        from elastic_core.plugins.flags import check_given  # few runs have any
+    try:
+        plugins.configure(config)
+        if config.settings:
+            from elastic_core.plugins.flags import check_given  # few runs have any
 
-        plugins.agreed_flags = check_given(config, catalogue, plugins.described, plugins.problems)
+            plugins.agreed_flags = check_given(config, catalogue, plugins.described, plugins.problems)
+    except BaseException:
+        plugins.close()
+        raise
     return plugins
 
 

@@ -43,7 +43,7 @@ def temporary_directories() -> list[Path]:
 
 def _remove_if_abandoned(path: Path) -> bool:
     """Remove one directory if only this user has access to it and no process holds the slot that its mark names."""
-    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError, RecursionError, ValueError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
         stack.callback(os.close, directory)
         mark = os.open(MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)

@@ -30,7 +30,7 @@ def describe(config: RunConfig, seen: AgentState) -> str:
     ]
     if state.leaving is not None:
         rows.append(("leaves", state.leaving.why))
-    nodes = [each for each in seen.nodes.values() if each.row.info.local_world_size]  # the others are requests
+    nodes = [each for each in seen.nodes.values() if not each.row.is_request]
     rows += [("node", _node(each, now)) for each in nodes[:SHOWN_NODES]]
     if len(nodes) > SHOWN_NODES:
         rows.append(("", f"and {len(nodes) - SHOWN_NODES} more nodes"))

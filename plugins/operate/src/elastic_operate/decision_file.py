@@ -20,19 +20,18 @@ from elastic_core import __version__
 from elastic_core.threads import bounded
 
 if TYPE_CHECKING:
-    from elastic_core import AgentState, Decision
+    from elastic_core import Decision, JoinedRun
 
 WRITE_MAX_SECONDS = 5.0  # for which a disk that does not answer is waited for
 
 
-def write_decisions(seen: AgentState, directory: Path | None) -> str:
+def write_decisions(run: JoinedRun) -> str:
     """Write the newest decisions of an agent, and return the path of the file, or why there is none.
 
     A disk that does not answer, as that of a dead server, is not waited for longer than WRITE_MAX_SECONDS.
     """
     try:
-        call = partial(write, seen.decisions, seen.node.row.info.node_id, directory)
-        return str(bounded(call, WRITE_MAX_SECONDS))
+        return str(bounded(partial(write, run.decisions(), run.node.node_id, run.log_dir), WRITE_MAX_SECONDS))
     except Exception as exc:  # a full disk must not end the agent, nor replace the exception that has
         return f"not written: {exc}"
 

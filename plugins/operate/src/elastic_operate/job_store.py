@@ -57,15 +57,17 @@ def open_store(given: Mapping[str, Any]) -> Iterator[tuple[RendezvousBackend, st
             raise NoStoreError(f"No {which} of this user was found on this host.", hint=NAME_IT)
         agent = known.newest
         try:
-            with closing(known.connect()) as found:
+            found = known.connect()
+        except SilentAgentError as exc:
+            given = {**given, **_flags_of(agent, exc)}
+        else:
+            with closing(found):
                 if not found.has_store:
                     message = f"Job {agent.job!r} runs over a rendezvous handler of others, which keeps no store."
                     raise NoStoreError(message, job=agent.job)
                 found.open()
                 yield found, agent.job
             return
-        except SilentAgentError as exc:
-            given = {**given, **_flags_of(agent, exc)}
     flags = Flags(nnodes=_SEVERAL, **given)
     backend, endpoint = meeting_place(flags)
     loaded = load_backend(backend, named=plugins_named(flags, os.environ))

@@ -1,7 +1,7 @@
 """The plugin in an agent: keeps a file about the job, by which commands on this host find it.
 
 The module imports little, and the launch of workers does not wait for the file. Before the launch, the plugin removes
-what killed agents have left: the disk may be too full for it.
+directories that killed agents have left, since a full disk would fail the launch.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class JobFiles:
         """Remove directories of killed agents."""
         from elastic_operate.abandoned_directories import remove_abandoned, temporary_directories
 
-        for path in remove_abandoned(temporary_directories()):
-            message = f"removed {path}, which a killed agent has left"
-            self._news.append(Event("directory_removed", message, Level.DEBUG))
+        with suppress(Exception):  # no launch fails for this
+            for path in remove_abandoned(temporary_directories()):
+                message = f"removed {path}, which a killed agent has left"
+                self._news.append(Event("directory_removed", message, Level.DEBUG))
 
     @hookimpl
     def elastic_run_starts(self, run: JoinedRun) -> None:

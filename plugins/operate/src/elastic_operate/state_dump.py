@@ -17,11 +17,14 @@ import select
 import signal
 import threading
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from elastic_core import JoinedRun, hookimpl
+from elastic_core.agent import write_all
 from elastic_core.events import Event
 from elastic_core.host import printable
+from elastic_core.threads import prepare_later
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from elastic_core.monitors import AgentEnd
 
 SIGNAL = signal.SIGQUIT
+PREPARE_SECONDS = 0.25  # after which other modules are imported: the environment may be gone when they are needed
 QUIET_SECONDS = 0.1  # a dump of the stacks is complete when nothing more of it comes for so long
 ROOM_BYTES = 1 << 18  # of the pipe; stacks that do not fit there are cut off
 _END = b"\0"
@@ -61,7 +65,10 @@ class StateDump:
             self._before = other._before
         if SIGNAL in (config.signals_to_handle or ()) or self._before not in (signal.SIG_DFL, signal.SIG_IGN):
             return
-        self._pipe = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._pipe = os.pipe2(os.O_CLOEXEC)
+        except OSError:  # no descriptor is left: the agent goes without
+            return
         with contextlib.suppress(OSError):  # more than this user may have
             fcntl.fcntl(self._pipe[1], fcntl.F_SETPIPE_SZ, ROOM_BYTES)
         os.set_blocking(self._pipe[1], False)
@@ -76,20 +83,24 @@ class StateDump:
         """
         self._run = run
         self._start()
+        prepare_later(PREPARE_SECONDS, _prepare, name="elastic-prepare")
 
     @hookimpl
+    def elastic_before_join(self) -> None:
+        """Show that the agent waits to join its job, perhaps as another node than before."""
+        self._run, self._since = None, time.monotonic()
+
+    @hookimpl(trylast=True)  # other plugins rescue memory first
     def elastic_agent_ends(self, end: AgentEnd) -> None:
-        """Write the decisions that led to a defect; the agent may join its job again."""
-        run, self._run, self._since = self._run, None, time.monotonic()
-        if end.failed and run is not None:
+        """Write the decisions that led to a defect."""
+        if end.failed and self._run is not None:
             from elastic_operate.decision_file import write_decisions
 
-            written = write_decisions(run.look(), run.log_dir)
-            end.publish(Event("decisions", f"the newest decisions of this agent: {written}"))
+            end.publish(Event("decisions", f"the newest decisions of this agent: {write_decisions(self._run)}"))
 
     @hookimpl
     def elastic_run_ends(self) -> None:
-        """Give the signal back: on this thread Python keeps the handler, which then restores the one before it."""
+        """Stop the dump. Off the main thread Python keeps the handler, which passes the next signal on."""
         if self._pipe is None:
             return
         faulthandler.unregister(SIGNAL)
@@ -110,8 +121,7 @@ class StateDump:
 
         if (run := self._run) is None:
             return describe_joining(self._config, self._since)
-        seen = run.look()
-        return f"{describe(run.config, seen)}  decisions  {write_decisions(seen, run.log_dir)}\n"
+        return f"{describe(run.config, run.look())}  decisions  {write_decisions(run)}\n"
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         if self._pipe is not None:
@@ -127,8 +137,6 @@ class StateDump:
             _thread.start_new_thread(self._serve, (self._pipe[0],))
 
     def _serve(self, reading: int) -> None:
-        from elastic_core.agent import write_all  # the launch does not wait for it
-
         while stacks := _read(reading):
             try:
                 state = self.describe()
@@ -137,6 +145,11 @@ class StateDump:
             with contextlib.suppress(OSError):  # stderr has no reader any more
                 write_all(self._fd, f"{state}{indent_stacks(stacks)}".encode(errors="backslashreplace"))
         os.close(reading)
+
+
+def _prepare() -> None:
+    for name in ("agent_state", "decision_file"):
+        import_module(f"elastic_operate.{name}")
 
 
 def _read(fd: int) -> str:

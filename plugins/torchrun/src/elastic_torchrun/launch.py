@@ -227,7 +227,7 @@ def launch(config: RunConfig, entrypoint: Callable[..., Any] | str, args: tuple[
         run_program(replace(config, program=program))
         return {}
     config = replace(config, program=Program(ProgramKind.MODULE, call.MODULE, name=_name_of(entrypoint)))
-    with (  # plugins first: on a disk that they have yet to make room on, tempfile would choose another directory
+    with (  # plugins first: they may free a full disk, on which tempfile would choose another directory
         closing(load_plugins(config)) as plugins,
         tempfile.TemporaryDirectory(prefix="elastic_call_", ignore_cleanup_errors=True) as place,
     ):

@@ -182,7 +182,7 @@ def _replace_launch_agent(module: Any) -> None:
 
             run = launch_config.configure(launch_config.config_of(config, entrypoint, args))
             if run.settings:
-                load(run)  # which may refuse the run
+                load(run).close()  # which may refuse the run
             return functools.partial(launch.launch, run, entrypoint, tuple(args))
 
         own = functools.partial(torchs, config, entrypoint, args, *others, **named)

@@ -66,7 +66,15 @@ def _prepare_worker(files: list[str]) -> None:
     import atexit  # which is built in
 
     at_end: list[Callable[[], object]] = []
-    atexit.register(lambda: [function() for function in reversed(at_end)])  # one for all, as in a starter's worker
+
+    def call() -> None:
+        while at_end:
+            try:
+                at_end.pop()()
+            except Exception:  # the others are called all the same
+                continue
+
+    atexit.register(call)  # one for all, as in a starter's worker
     for path in files:
         name = os.path.basename(path).removesuffix(".py")
         module = type(sys)(name)

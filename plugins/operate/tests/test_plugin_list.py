@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from elastic_core import __version__
 from elastic_core.plugins.entry_points import Catalogue
-from elastic_operate.plugins import Listed, command, inventory, table
+from elastic_operate.plugin_list import Listed, command, inventory, table
 
 BACKEND = """
     from elastic_core import hookimpl
