@@ -421,7 +421,9 @@ def test_observers_hear_of_events_and_of_the_runs_end_last() -> None:
 # Settings ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_plugin_reads_its_settings_in_the_run_s_configuration(install: Install) -> None:
+def test_a_plugin_reads_its_settings_in_the_run_s_configuration(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
     install(
         "dist",
         {"elastic.plugins": {"reader": "reading_plugin"}},
@@ -433,12 +435,17 @@ def test_a_plugin_reads_its_settings_in_the_run_s_configuration(install: Install
             def elastic_configure(config):
                 if config.rdzv_id == "wrong":
                     raise UsageError("--rdzv_id is wrong.")
+
+            @hookimpl
+            def elastic_run_ends():
+                print("released")
             """
         },
     )
     load(config(plugins=("reader",)))
     with pytest.raises(UsageError, match=r"--rdzv_id is wrong\."):
         load(config(plugins=("reader",), rdzv_id="wrong"))
+    assert capsys.readouterr().out == "released\n", "by a run that does not start"
 
 
 FLAGS = """

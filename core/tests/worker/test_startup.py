@@ -103,6 +103,14 @@ def test_a_file_has_functions_called_after_those_of_atexit_also_in_a_fork_of_the
     assert (done.stdout.splitlines(), done.stderr) == (2 * expected, "")
 
 
+def test_a_function_that_raises_at_the_end_keeps_no_other_from_its_call(tmp_path: Path, file: str) -> None:
+    (bad := tmp_path / "bad.py").write_text("def prepare(at_end):\n    at_end(lambda: 1 / 0)\n")
+    command, env = [sys.executable, "-c", "pass"], dict(os.environ)
+    prepare_worker(command, env, [file, str(bad), file])
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert (done.stdout.splitlines(), done.stderr) == (2 * ["at the end"], "")
+
+
 def test_a_file_that_raises_is_left_out(tmp_path: Path, file: str) -> None:
     (bad := tmp_path / "bad.py").write_text("raise SystemExit(3)")
     command, env = [sys.executable, "-c", "print('the program', flush=True)"], dict(os.environ)
