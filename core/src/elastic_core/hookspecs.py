@@ -83,8 +83,7 @@ def elastic_find_cause(worker: EndedWorker) -> Cause | None:
     waits, so be quick: a plugin that has taken 0.5 s in one round is left off there. Asked once for a worker and its
     exit code. Called also, with ``exit_code`` None, for each worker that runs while its round is broken, which may be
     about to end because of the same failure or have caused it: return the cause that is to end it, None if it has not
-    failed by itself. Called so, too, perhaps at the same time, with a traceback that stands last in stderr, without an
-    error file, for 0.25 s in one round and without reports: the console folds it if it follows from the loss of a peer.
+    failed by itself.
 
     All plugins are called. Of several answers, that of the plugin registered last counts, as a whole: only an empty
     ``detail`` is filled in. That of elastic-causes (``trylast``) counts if all others are None, so return None where

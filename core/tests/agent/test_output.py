@@ -20,10 +20,10 @@ import pytest
 
 from elastic_core.agent.console import resize_terminal
 from elastic_core.agent.output import Output, Routes, WorkerStreams
-from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, LogFile, Shape, WholeLines
+from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, LogFile, WholeLines
 from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
 from elastic_core.config.parse import Stream, StreamMap
-from elastic_core.monitors import LineReader, RunningRound
+from elastic_core.monitors import LineReader, RunningRound, Shape
 
 PATIENCE = 30.0
 NONE, OUT, ERR, ALL = Stream.NONE, Stream.OUT, Stream.ERR, Stream.ALL
@@ -233,6 +233,42 @@ def test_stderr_is_read_for_a_monitor_anyway(rig: Rig) -> None:
     rig.run("sh", "-c", "echo at 7; printf 'one\\rtwo' >&2")
     assert lines == [(3, "one"), (3, "two")]
     assert rig.shown() == (b"", b"one\rtwo")
+
+
+class Counted(Shape):
+    """Shows how many bytes have come."""
+
+    def feed(self, data: bytes) -> bytes:
+        return f"{len(data)} ".encode() if data else b""
+
+
+@pytest.mark.parametrize(
+    ("where", "shown", "kept"),
+    [
+        ({"several": True}, (b"out\n", b"4 "), [None]),
+        ({"several": True, "keep": True}, (b"out\n", b"4 "), ["stderr.log"]),
+        ({"several": True, "tee": ERR}, (b"out\n", b"12 "), ["stderr.log"]),
+        ({"several": True, "redirects": ERR}, (b"out\n", b""), []),
+        ({"keep": True}, (b"out\n", b"err\n"), []),
+    ],
+    ids=["alone", "in a file, too", "with a prefix", "in a file only", "of a single worker"],
+)
+def test_a_monitor_shapes_what_a_console_shows_of_the_stderr_of_several(
+    rig: Rig, where: dict[str, Any], shown: tuple[bytes, bytes], kept: list[str | None]
+) -> None:
+    opened: list[tuple[int, Path | None]] = []
+    round = RunningRound(1, "run", ["a"], Path())
+
+    def shape(rank: int, path: Path | None) -> Shape:
+        opened.append((rank, path))
+        return Counted()
+
+    round.shape_console(shape)
+    rig.start(**where).begin(round.readers)
+    rig.run("sh", "-c", BOTH)
+    assert opened == [(3, name and rig.directory / name) for name in kept]
+    assert rig.shown() == shown
+    assert rig.kept().get("stderr.log", b"err\n") == b"err\n", "a file has all"
 
 
 def test_an_output_that_is_closed_before_it_has_heard_of_a_worker_ends_in_order(

@@ -16,25 +16,22 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from elastic_core.agent.console import Console, DirectConsole, open_terminal_like, window_size
 from elastic_core.agent.directories import make_directories
-from elastic_core.agent.stream_lines import Filtered, FoldedTracebacks, Lines, LogFile, Shape, WholeLines
+from elastic_core.agent.stream_lines import Filtered, Lines, LogFile, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
-from elastic_core.causes import Cause, last_lines
+from elastic_core.causes import last_lines
 from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.config.run import RunConfig
-from elastic_core.monitors import OutputReaders
+from elastic_core.monitors import OutputReaders, Shape
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
 LINES_WITHIN = 5.0  # seconds that a file, and a stream with a prefix, wait for the rest of a line
 
 _CANNOT_TAKE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 """Errors of a disk that cannot take a log just now."""
-FindPrinted: TypeAlias = Callable[[int, str], "Cause | None"]
 _FLUSH = 2.0
 _DIRECT_FLUSH = 30.0
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -121,7 +118,6 @@ class Output:
     ) -> None:
         self._routes, self._report = routes, report
         self._readers = OutputReaders()
-        self._find_cause: FindPrinted = lambda rank, text: None
         self._fds = {Stream.OUT: console_out, Stream.ERR: console_err}
         self._one_terminal = (
             os.isatty(console_out) and os.isatty(console_err) and os.path.sameopenfile(console_out, console_err)
@@ -130,12 +126,9 @@ class Output:
         self._direct = DirectConsole(console_out, report)
         self._thread, self._direct_thread = PumpThread("elastic-output"), PumpThread("elastic-direct")
 
-    def begin(self, readers: OutputReaders, find_cause: FindPrinted = lambda rank, text: None) -> None:
-        """Have the monitors of a round read the streams that are opened next.
-
-        ``find_cause`` returns the cause that a rank has printed last; it is called on the thread of a pump.
-        """
-        self._readers, self._find_cause = readers, find_cause
+    def begin(self, readers: OutputReaders) -> None:
+        """Have the monitors of a round read and shape the streams that are opened next."""
+        self._readers = readers
 
     def open(self, *, rank: int, local_rank: int, directory: Path, prefix: str | None = None) -> WorkerStreams:
         """Make the streams of a worker, which is started next; its files will be in ``directory``.
@@ -179,7 +172,7 @@ class Output:
         undo.callback(os.close, copy)
         shape = Shape()
         if self._routes.several:
-            shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None, partial(self._find_cause, rank))
+            shape = self._readers.shape(WholeLines(PIECES_WITHIN), rank, None)
         pump = Pump(reading, self._readers.open(rank), self._direct, shape, local_rank)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
 
@@ -216,8 +209,8 @@ class Output:
                 shape = Lines(before, LINES_WITHIN)
             elif routes.several:
                 shape = WholeLines(LINES_WITHIN if terminal is None else PIECES_WITHIN)
-            if stream is Stream.ERR and routes.several:
-                shape = FoldedTracebacks(shape, kept.get(stream), partial(self._find_cause, rank))
+            if stream is Stream.ERR and routes.several and not redirected:
+                shape = self._readers.shape(shape, rank, kept.get(stream))
             console = None if redirected else self._direct if direct else self._consoles[stream]
             pumps[stream] = Pump(reading, readers, console, shape, local_rank)
         return WorkerStreams(given, pumps, kept.get(Stream.ERR))
