@@ -79,8 +79,8 @@ def test_no_exception_of_a_monitor_reaches_the_agent(running: RunningRound, publ
 
 def test_a_reader_that_raises_gets_no_more_of_its_stream(running: RunningRound, published: list[Event]) -> None:
     lines: list[str] = []
-    running.read_output(lambda rank: Broken())
-    running.read_output(lambda rank: LineReader(lines.append))
+    running.read_output(lambda *_: Broken())
+    running.read_output(lambda *_: LineReader(lines.append))
     for reader in running.readers.open(0):
         reader.feed(b"one\n")
         reader.feed(b"two\n")
@@ -192,7 +192,7 @@ def test_a_follower_may_ask_for_progress_while_a_reader_reports_it(running: Runn
     found: list[object] = []
     running.progress.begin(1)
     running.progress.catch_up = running.readers.catch_up
-    running.read_output(lambda rank: Reporting())
+    running.read_output(lambda *_: Reporting())
     running.follow_progress(lambda rank, progress: found.append(running.newest_progress()[0][0]))
     for reader in running.readers.open(0):
         reader.feed(b"x")

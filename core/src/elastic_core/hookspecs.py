@@ -334,8 +334,10 @@ def elastic_scheduler_defaults(
 
 
 @hookspec
-def elastic_configure(config: RunConfig) -> None:
+def elastic_configure(config: RunConfig) -> bool | None:
     """Receive the run's configuration, so that a plugin can read its own settings there.
+
+    Return True to have the directory of the run kept, also without ``--log_dir``: the plugin will have files there.
 
     Called on the main thread, when the plugins of a run are loaded, before anything is started. Plugins are called in
     the order of their registration.

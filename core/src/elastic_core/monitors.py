@@ -18,8 +18,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from elastic_core.config.parse import Stream
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Progress
@@ -39,6 +40,7 @@ NOTES_MAX = 16
 LINE_MAX_BYTES = 1 << 16
 EXPLANATION_MAX_CHARACTERS, EXPLANATIONS_MAX = 1500, 2  # of a round; a failure has 4 KiB for all its lines
 _Found = TypeVar("_Found")
+OpenReader: TypeAlias = Callable[[int, Stream, str], "OutputReader | None"]
 
 
 class OutputReader(ABC):
@@ -208,15 +210,19 @@ class RunningRound:
         """The workers of this node, in the order of their local ranks; empty once the round is closed."""
         return () if self.closed.is_set() else self.look()
 
-    def read_output(self, open: Callable[[int], OutputReader | None], *, every_stream: bool = False) -> None:
+    def read_output(self, open: OpenReader, *, every_stream: bool = False, apart: bool = False) -> None:
         """Read what the workers write. Call it in the hook itself: the workers start right after it.
 
         Args:
-            open: Called with the rank of a worker for each of its streams that the agent reads; returns the reader.
+            open: Called for each stream that the agent reads: with the rank of the worker, the stream (ALL for a
+                terminal that is both), and the prefix that ``--tee`` gives its lines. It returns the reader.
             every_stream: Whether the agent reads all streams for it. By default a single worker that has the agent's
                 own stdout, since nothing keeps or changes that, keeps it.
+            apart: Whether stdout and stderr are two streams also on a terminal, where one keeps their order.
         """
-        self.readers.add(open, every_stream=every_stream)
+        self.readers.openers.append(Guarded(open, self.publish))
+        self.readers.every_stream |= every_stream
+        self.readers.apart |= apart
 
     def shape_console(self, open: Callable[[int, Path | None], Shape | None]) -> None:
         """Shape the stderr of each worker where a console shows several workers. Call it in the hook itself.
@@ -510,24 +516,19 @@ class OutputReaders:
     """The monitors' readers of the output of one round. For the agent.
 
     Attributes:
-        every_stream: True if a monitor reads streams that the agent would otherwise leave to the worker.
+        every_stream: True if a monitor wants it, as ``apart``: see :meth:`RunningRound.read_output`.
     """
 
     def __init__(self, publish: Callable[[Event], None] = lambda event: None) -> None:
-        self.every_stream = False
+        self.every_stream = self.apart = False
         self._publish = publish
         self.shapers: list[Callable[[int, Path | None], Shape | None]] = []
-        self._open: list[Callable[[int], OutputReader | None]] = []
+        self.openers: list[OpenReader] = []
         self._opened: list[GuardedReader] = []
 
-    def add(self, open: Callable[[int], OutputReader | None], *, every_stream: bool) -> None:
-        """Have a monitor's ``open`` make the reader of each stream."""
-        self._open.append(Guarded(open, self._publish))
-        self.every_stream |= every_stream
-
-    def open(self, rank: int) -> list[OutputReader]:
+    def open(self, rank: int, stream: Stream = Stream.ALL, prefix: str = "") -> list[OutputReader]:
         """Return the readers of one stream of a worker."""
-        opened = (open(rank) for open in self._open)
+        opened = (open(rank, stream, prefix) for open in self.openers)
         made = [GuardedReader(reader, self._publish) for reader in opened if reader is not None]
         self._opened += made
         return [*made]

@@ -1,11 +1,11 @@
-"""Shapes of a worker's stream, in whole lines or in lines with a prefix, and the files that keep or copy a stream."""
+"""Shapes of a worker's stream, in whole lines or in lines with a prefix, and the file that keeps a stream."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from elastic_core.agent.console import write_all
@@ -105,35 +105,6 @@ class LogFile(OutputReader):
     def finish(self) -> None:
         """Close the file."""
         os.close(self._file)
-
-
-class Filtered(OutputReader):
-    """Copies the lines that contain one of ``needles`` to a file that all ranks of a round share.
-
-    Args:
-        needles: Texts; a line with any of them is copied.
-        file: Its descriptor appends, so that lines of several ranks stay whole.
-        prefix: Written before each line.
-    """
-
-    def __init__(self, needles: Sequence[str], file: LogFile, prefix: bytes) -> None:
-        self._needles = [needle.encode() for needle in needles]
-        self._file, self._prefix = file, prefix
-        self._lines = Lines(b"")
-
-    def feed(self, data: bytes) -> None:
-        """Copy the lines that ``data`` completes and that match."""
-        self._copy(self._lines.feed(data))
-
-    def finish(self) -> None:
-        """Copy the last line of the stream, which may lack a line break, and close the file."""
-        self._copy(self._lines.finish())
-        self._file.finish()
-
-    def _copy(self, lines: bytes) -> None:
-        found = [line for line in lines.splitlines(keepends=True) if any(needle in line for needle in self._needles)]
-        if found:
-            self._file.feed(b"".join(_prefixed(self._prefix, line) for line in found))
 
 
 def _prefixed(prefix: bytes, line: bytes) -> bytes:

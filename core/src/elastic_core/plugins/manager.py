@@ -68,6 +68,7 @@ class Plugins:
         self.agreed_flags: tuple[str, ...] = ()  # plugins' flags in which all nodes must agree, with their values
         self.host_end = HostEnd()
         self.worker_startup: tuple[str, ...] = ()  # the files that each Python worker executes before its program
+        self.keep_files = False  # whether the directory of the run is kept, for files of a plugin
         self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
         self.unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
         self._finding: dict[Implementation, float] = {}  # the seconds that each has taken to find causes in this round
@@ -96,7 +97,7 @@ class Plugins:
     def configure(self, config: RunConfig) -> None:
         """Show the plugins the run's configuration, and ask them for what each worker executes first."""
         for impl in reversed(self.implementations("elastic_configure")):
-            self._ask(impl, config=config)
+            self.keep_files |= self._ask(impl, config=config) is True
         for impl in reversed(self.implementations("elastic_worker_startup")):
             files = self._ask(impl) or ()
             if isinstance(files, str) or not all(os.path.isabs(file) and os.pathsep not in file for file in files):
