@@ -140,6 +140,28 @@ def test_plugins_that_find_no_cause_delay_nothing(run: Callable[..., Agent], tmp
     assert (incident["exit_code"], incident["message"]) == (5, "*** - EVAL: no value")
 
 
+@pytest.mark.parametrize("folds", [True, False], ids=["with elastic-causes", "core alone"])
+def test_a_console_of_several_ranks_shows_one_line_for_a_lost_peer(
+    run: Callable[..., Agent], tmp_path: Path, folds: bool
+) -> None:
+    text = """
+        import os
+        import signal
+
+        if os.environ["RANK"] == "0":
+            signal.pause()
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:8064")
+    """
+    others = () if folds else ALONE
+    agent = run(*others, "--nproc_per_node=2", "--max_restarts=0", script(tmp_path, text))
+    assert agent.exit_code() != 0
+    told = [line for line in agent.output.splitlines() if line.startswith(("Traceback", "RuntimeError: [gloo"))]
+    (log,) = (tmp_path / "logs").rglob("rank_1/stderr.log")
+    printed = log.read_text().splitlines()
+    folded = f"{printed[-1]} (a traceback of {len(printed)} lines, after the loss of a peer: {log} has it)"
+    assert told == ([folded] if folds else [printed[0], printed[-1]])
+
+
 @pytest.mark.parametrize("warm", [(), ("--warm_start",)], ids=["fresh", "warm"])
 def test_each_python_worker_executes_the_files_that_plugins_name(
     run: Callable[..., Agent], tmp_path: Path, warm: tuple[str, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -139,6 +140,14 @@ def test_wanted_lines_are_copied_to_a_file(rig: Rig, tmp_path: Path) -> None:
     ):
         [copied] = tmp_path.glob(f"*/round_1/filtered_{name}.log")
         assert sorted(copied.read_text().splitlines()) == lines
+
+
+def test_without_a_log_directory_the_copied_lines_are_kept_in_a_temporary_one(rig: Rig) -> None:
+    agent = rig.run("--standalone", "--duplicate_stdout_filters=apple", *SAYS)
+    assert agent.exit_code() == 0
+    logs = Path(agent.wait_for(r"logs are in ").split()[-1])
+    assert (logs / "round_1" / "filtered_stdout.log").read_text() == "[rank0]:apple 0\n"
+    shutil.rmtree(logs)
 
 
 def test_the_prefix_of_teed_lines_follows_torchruns_template(rig: Rig) -> None:

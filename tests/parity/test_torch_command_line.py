@@ -50,7 +50,12 @@ VALUES = {
     "local_addr": ("10.0.0.1", "10.0.0.2"),
 }
 """Two values of each flag that takes one, where ``2`` and ``3`` are none."""
-OF_PLUGINS = {"virtual_local_rank": False, "numa_binding": None}
+OF_PLUGINS = {
+    "virtual_local_rank": False,
+    "numa_binding": None,
+    "duplicate_stdout_filters": (),
+    "duplicate_stderr_filters": (),
+}
 """The flags of torchrun's that a plugin declares, and their defaults."""
 
 Read = Callable[..., dict[str, Any]]

@@ -29,9 +29,8 @@ class EndedWorker:
         config: The settings of the run.
         exit_code: As of :class:`subprocess.Popen`; :data:`EXCEPTION_EXIT_CODE` once it has sent the packet ``failed``;
             None while it runs and has sent none.
-        error_file: The path of the file in which its runtime may have recorded the failure; '' if only ``stderr`` is
-            to be looked at, and ``exit_code``, ``seconds`` and ``records`` say nothing.
-        stderr: The end of its stderr in whole lines without colours, at most 16 KiB; or the traceback printed last.
+        error_file: The path of the file in which its runtime may have recorded the failure; '' for none.
+        stderr: The end of its stderr in whole lines without colours, at most 16 KiB.
         pid: Its process; None for one that did not start.
         seconds: Seconds since the start of the round.
         sent: The last signal that the agent has sent it to end it; 0 for none.

@@ -83,8 +83,7 @@ def elastic_find_cause(worker: EndedWorker) -> Cause | None:
     waits, so be quick: a plugin that has taken 0.5 s in one round is left off there. Asked once for a worker and its
     exit code. Called also, with ``exit_code`` None, for each worker that runs while its round is broken, which may be
     about to end because of the same failure or have caused it: return the cause that is to end it, None if it has not
-    failed by itself. Called so, too, perhaps at the same time, with a traceback that stands last in stderr, without an
-    error file, for 0.25 s in one round and without reports: the console folds it if it follows from the loss of a peer.
+    failed by itself.
 
     All plugins are called. Of several answers, that of the plugin registered last counts, as a whole: only an empty
     ``detail`` is filled in. That of elastic-causes (``trylast``) counts if all others are None, so return None where
@@ -337,8 +336,10 @@ def elastic_scheduler_defaults(
 
 
 @hookspec
-def elastic_configure(config: RunConfig) -> None:
+def elastic_configure(config: RunConfig) -> bool | None:
     """Receive the run's configuration, so that a plugin can read its own settings there.
+
+    Return True to have the directory of the run kept, also without ``--log_dir``: the plugin will have files there.
 
     Called on the main thread, when the plugins of a run are loaded, before anything is started. Plugins are called in
     the order of their registration.

@@ -8,6 +8,7 @@ closed, no method sends a signal, or changes the progress of a later round.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -17,8 +18,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from elastic_core.config.parse import Stream
 from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Field, Level, describe_duration
 from elastic_core.incidents import Failure
@@ -41,6 +43,7 @@ LINE_MAX_BYTES = 1 << 16
 LEAST_FOR_SHARE = 60.0  # seconds of a run from which on its last line has a percentage
 EXPLANATION_MAX_CHARACTERS, EXPLANATIONS_MAX = 1500, 2  # of a round; a failure has 4 KiB for all its lines
 _Found = TypeVar("_Found")
+OpenReader: TypeAlias = Callable[[int, Stream, str], "OutputReader | None"]
 
 
 class OutputReader(ABC):
@@ -79,6 +82,27 @@ class LineReader(OutputReader):
         if self._rest:
             self._take(self._rest.decode(errors="replace"))
             self._rest = b""
+
+
+class Shape:
+    """The shape that a stream gets before it is shown. This class leaves it unchanged.
+
+    The methods are called by the thread that moves the output of all workers, so each must return within milliseconds.
+    """
+
+    due = math.inf  # when :meth:`overdue` must be called, by the monotonic clock; infinite if nothing is held back
+
+    def feed(self, data: bytes) -> bytes:
+        """Return all that can be shown once ``data`` has come, and hold the rest back."""
+        return data
+
+    def overdue(self) -> bytes:
+        """Return what has waited for too long, and is shown as well."""
+        return b""
+
+    def finish(self) -> bytes:
+        """Return what waits at the end of the stream."""
+        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +213,29 @@ class RunningRound:
         """The workers of this node, in the order of their local ranks; empty once the round is closed."""
         return () if self.closed.is_set() else self.look()
 
-    def read_output(self, open: Callable[[int], OutputReader | None], *, every_stream: bool = False) -> None:
+    def read_output(self, open: OpenReader, *, every_stream: bool = False, apart: bool = False) -> None:
         """Read what the workers write. Call it in the hook itself: the workers start right after it.
 
         Args:
-            open: Called with the rank of a worker for each of its streams that the agent reads; returns the reader.
+            open: Called for each stream that the agent reads: with the rank of the worker, the stream (ALL for a
+                terminal that is both), and the prefix that ``--tee`` gives its lines. It returns the reader.
             every_stream: Whether the agent reads all streams for it. By default a single worker that has the agent's
                 own stdout, since nothing keeps or changes that, keeps it.
+            apart: Whether stdout and stderr are two streams also on a terminal, where one keeps their order.
         """
-        self.readers.add(open, every_stream=every_stream)
+        self.readers.openers.append(Guarded(open, self.publish))
+        self.readers.every_stream |= every_stream
+        self.readers.apart |= apart
+
+    def shape_console(self, open: Callable[[int, Path | None], Shape | None]) -> None:
+        """Shape the stderr of each worker where a console shows several workers. Call it in the hook itself.
+
+        Args:
+            open: Called with the rank of a worker, and the file that keeps its stderr, if one does; returns the shape,
+                or None. It gets what the console would show, in whole lines, unless a line does not end in time. If it
+                raises, this is reported, and the console shows what it holds back, and the rest, as they are.
+        """
+        self.readers.shapers.append(Guarded(open, self.publish))
 
     def follow_progress(self, take: Callable[[int, Progress], None]) -> None:
         """Have ``take(rank, progress)`` called for each progress that a rank reports, or that a monitor reports."""
@@ -411,12 +449,28 @@ class AgentEnd:
         return outcome.result(), why
 
 
+def _failed(message: str) -> Event:
+    return Event("plugin_failed", message, Level.WARNING)
+
+
+def _raised(why: str) -> Event:
+    return _failed(f"a monitor raised, and is not called again in this round: {why}")
+
+
+def _unread(monitor: object, why: str) -> Event:
+    kind = type(monitor)
+    message = f"{kind.__module__}.{kind.__qualname__} reads no more of this output: {why}"
+    return Event("output_unread", message, Level.WARNING)
+
+
 class Guarded(Generic[_Found]):
     """Calls a monitor, until that raises: the error is published, and from then on each call returns None."""
 
-    def __init__(self, call: Callable[..., _Found], publish: Callable[[Event], None]) -> None:
+    def __init__(
+        self, call: Callable[..., _Found], publish: Callable[[Event], None], failed: Callable[[str], Event] = _raised
+    ) -> None:
         self._call: Callable[..., _Found] | None = call
-        self._publish = publish
+        self._publish, self._failed = publish, failed
 
     def __call__(self, *given: object) -> _Found | None:
         """Return what the monitor returns; None once it has raised."""
@@ -425,8 +479,9 @@ class Guarded(Generic[_Found]):
         try:
             return call(*given)
         except Exception as exc:
-            self._call = None
-            self._publish(_failed(f"a monitor raised, and is not called again in this round: {in_one_line(exc)}"))
+            if self._call is not None:  # else another thread has reported it
+                self._call = None
+                self._publish(self._failed(in_one_line(exc)))
             return None
 
 
@@ -496,34 +551,33 @@ class MonitorCallbacks:
                 self._publish(_failed(f"a monitor has taken the report on {name!r} for {FOLLOW_SECONDS:g} s"))
 
 
-def _failed(message: str) -> Event:
-    return Event("plugin_failed", message, Level.WARNING)
-
-
 class OutputReaders:
     """The monitors' readers of the output of one round. For the agent.
 
     Attributes:
-        every_stream: True if a monitor reads streams that the agent would otherwise leave to the worker.
+        every_stream: True if a monitor wants it, as ``apart``: see :meth:`RunningRound.read_output`.
     """
 
     def __init__(self, publish: Callable[[Event], None] = lambda event: None) -> None:
-        self.every_stream = False
+        self.every_stream = self.apart = False
         self._publish = publish
-        self._open: list[Callable[[int], OutputReader | None]] = []
+        self.shapers: list[Callable[[int, Path | None], Shape | None]] = []
+        self.openers: list[OpenReader] = []
         self._opened: list[GuardedReader] = []
 
-    def add(self, open: Callable[[int], OutputReader | None], *, every_stream: bool) -> None:
-        """Have a monitor's ``open`` make the reader of each stream."""
-        self._open.append(Guarded(open, self._publish))
-        self.every_stream |= every_stream
-
-    def open(self, rank: int) -> list[OutputReader]:
+    def open(self, rank: int, stream: Stream = Stream.ALL, prefix: str = "") -> list[OutputReader]:
         """Return the readers of one stream of a worker."""
-        opened = (open(rank) for open in self._open)
+        opened = (open(rank, stream, prefix) for open in self.openers)
         made = [GuardedReader(reader, self._publish) for reader in opened if reader is not None]
         self._opened += made
         return [*made]
+
+    def shape(self, shape: Shape, rank: int, path: Path | None) -> Shape:
+        """Return ``shape`` with those of the monitors around it, for a worker's stderr, which a file may keep."""
+        for open in self.shapers:
+            if (outer := open(rank, path)) is not None:
+                shape = GuardedShape(shape, outer, self._publish)
+        return shape
 
     def catch_up(self) -> None:
         """Have all readers read what they have put off."""
@@ -535,8 +589,7 @@ class GuardedReader(OutputReader):
     """Passes output on to a reader, until that raises: the error is published, and output goes on."""
 
     def __init__(self, reader: OutputReader, publish: Callable[[Event], None]) -> None:
-        self._reader: OutputReader | None = reader
-        self._publish = publish
+        self._call = Guarded(lambda method, *data: getattr(reader, method)(*data), publish, partial(_unread, reader))
 
     def feed(self, data: bytes) -> None:
         """Pass on bytes."""
@@ -550,14 +603,36 @@ class GuardedReader(OutputReader):
         """Pass on the end."""
         self._call("finish")
 
-    def _call(self, method: str, *data: bytes) -> None:
-        if (reader := self._reader) is None:
-            return
+
+class GuardedShape(Shape):
+    """A shape, and around it a monitor's, until that raises: that is published, and what it holds back is shown."""
+
+    def __init__(self, inner: Shape, outer: Shape, publish: Callable[[Event], None]) -> None:
+        self._inner, self._outer, self._publish = inner, outer, publish
+        self._held, self._held_until = b"", math.inf  # of the outer one
+
+    def feed(self, data: bytes) -> bytes:
+        """Return all that can be shown once ``data`` has come."""
+        return self._shown("feed", self._inner.feed(data))
+
+    def overdue(self) -> bytes:
+        """Return what has waited for too long in either shape."""
+        now = time.monotonic()
+        shown = self._shown("feed", self._inner.overdue()) if self._inner.due <= now else b""
+        return shown + (self._shown("overdue") if self._held_until <= now else b"")
+
+    def finish(self) -> bytes:
+        """Return what waits in both shapes."""
+        return self._shown("feed", self._inner.finish()) + self._shown("finish")
+
+    def _shown(self, method: str, *data: bytes) -> bytes:
+        self._held = b"".join([self._held, *data])
         try:
-            getattr(reader, method)(*data)
+            shown = b"".join([getattr(self._outer, method)(*data)])  # raises for what is no bytes
+            self._held_until = float(self._outer.due)
         except Exception as exc:
-            if self._reader is None:
-                return  # another thread has reported it
-            kind, self._reader = type(reader), None
-            message = f"{kind.__module__}.{kind.__qualname__} reads no more of this output: {in_one_line(exc)}"
-            self._publish(Event("output_unread", message, Level.WARNING))
+            self._publish(_unread(self._outer, in_one_line(exc)))
+            shown, self._outer, self._held_until = self._held, Shape(), math.inf
+        self._held = b"" if self._held_until == math.inf else self._held.removeprefix(shown)
+        self.due = min(self._inner.due, self._held_until)
+        return shown

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import tty
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ import pytest
 
 from elastic_core.agent.console import resize_terminal
 from elastic_core.agent.output import Output, Routes, WorkerStreams
-from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, LogFile, Shape, WholeLines
+from elastic_core.agent.stream_lines import LONGEST_LINE, Lines, LogFile, WholeLines
 from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
 from elastic_core.config.parse import Stream, StreamMap
-from elastic_core.monitors import LineReader, RunningRound
+from elastic_core.monitors import LineReader, RunningRound, Shape
 
 PATIENCE = 30.0
 NONE, OUT, ERR, ALL = Stream.NONE, Stream.OUT, Stream.ERR, Stream.ALL
@@ -97,7 +97,6 @@ class Rig:
         err: int | None = None,
         several: bool = False,
         shown: Collection[int] | None = None,
-        filters: Mapping[Stream, Sequence[str]] | None = None,
     ) -> Output:
         """Make the output; what it says is in ``reports``, and its stderr may be given."""
         assert self.output is None
@@ -105,7 +104,7 @@ class Rig:
             consoles = [stack.enter_context((self.folder / name).open("wb")).fileno() for name in ("out", "err")]
             self._consoles = [os.dup(fd) for fd in consoles]
         self.output = Output(
-            Routes(_map(redirects), _map(tee), keep, shown, filters or {}, several),
+            Routes(_map(redirects), _map(tee), keep, shown, several),
             self.reports.put,
             console_out=self._consoles[0] if out is None else out,
             console_err=self._consoles[1] if err is None else err,
@@ -215,7 +214,7 @@ def test_a_stdout_that_nobody_asked_for_is_the_agents_own(rig: Rig) -> None:
 def watched(lines: list[tuple[int, str]], *, every_stream: bool = False) -> RunningRound:
     """A round of which a monitor reads the lines."""
     round = RunningRound(1, "run", ["a"], Path())
-    round.read_output(lambda rank: LineReader(lambda line: lines.append((rank, line))), every_stream=every_stream)
+    round.read_output(lambda rank, *_: LineReader(lambda line: lines.append((rank, line))), every_stream=every_stream)
     return round
 
 
@@ -233,6 +232,57 @@ def test_stderr_is_read_for_a_monitor_anyway(rig: Rig) -> None:
     rig.run("sh", "-c", "echo at 7; printf 'one\\rtwo' >&2")
     assert lines == [(3, "one"), (3, "two")]
     assert rig.shown() == (b"", b"one\rtwo")
+
+
+class Counted(Shape):
+    """Shows how many bytes have come."""
+
+    def feed(self, data: bytes) -> bytes:
+        return f"{len(data)} ".encode() if data else b""
+
+
+@pytest.mark.parametrize(
+    ("where", "shown", "kept"),
+    [
+        ({"several": True}, (b"out\n", b"4 "), [None]),
+        ({"several": True, "keep": True}, (b"out\n", b"4 "), ["stderr.log"]),
+        ({"several": True, "tee": ERR}, (b"out\n", b"12 "), ["stderr.log"]),
+        ({"several": True, "redirects": ERR}, (b"out\n", b""), []),
+        ({"keep": True}, (b"out\n", b"err\n"), []),
+    ],
+    ids=["alone", "in a file, too", "with a prefix", "in a file only", "of a single worker"],
+)
+def test_a_monitor_shapes_what_a_console_shows_of_the_stderr_of_several(
+    rig: Rig, where: dict[str, Any], shown: tuple[bytes, bytes], kept: list[str | None]
+) -> None:
+    opened: list[tuple[int, Path | None]] = []
+    round = RunningRound(1, "run", ["a"], Path())
+
+    def shape(rank: int, path: Path | None) -> Shape:
+        opened.append((rank, path))
+        return Counted()
+
+    round.shape_console(shape)
+    rig.start(**where).begin(round.readers)
+    rig.run("sh", "-c", BOTH)
+    assert opened == [(3, name and rig.directory / name) for name in kept]
+    assert rig.shown() == shown
+    assert rig.kept().get("stderr.log", b"err\n") == b"err\n", "a file has all"
+
+
+@pytest.mark.parametrize(
+    ("apart", "streams"),
+    [(False, [(3, ALL, "[rank3]:")]), (True, [(3, OUT, "[rank3]:"), (3, ERR, "[rank3]:")])],
+)
+def test_a_reader_is_told_its_stream_and_may_have_both_apart_on_a_terminal(
+    rig: Rig, screen: tuple[int, int], apart: bool, streams: list[tuple[int, Stream, str]]
+) -> None:
+    opened: list[tuple[int, Stream, str]] = []
+    round = RunningRound(1, "run", ["a"], Path())
+    round.read_output(lambda *stream: opened.append(stream), every_stream=True, apart=apart)
+    rig.start(out=screen[1], err=screen[1]).begin(round.readers)
+    rig.open().close()
+    assert opened == streams
 
 
 def test_an_output_that_is_closed_before_it_has_heard_of_a_worker_ends_in_order(
@@ -423,22 +473,6 @@ def test_the_output_of_a_living_worker_can_be_read(rig: Rig) -> None:
 
 
 SAYS = ("sh", "-c", "echo apple; echo pear; printf 'last apple'; echo a cherry >&2")
-
-
-def test_lines_with_a_wanted_text_are_copied_to_a_file_of_the_round(rig: Rig) -> None:
-    rig.start(tee=Stream.OUT, filters={Stream.OUT: ("apple", "plum")})
-    rig.run(*SAYS)
-    assert (rig.directory.parent / "filtered_stdout.log").read_bytes() == b"[rank3]:apple\n[rank3]:last apple\n"
-    assert not (rig.directory.parent / "filtered_stderr.log").exists()
-    assert rig.kept()["stdout.log"] == b"apple\npear\nlast apple", "the worker's own file has every byte"
-
-
-def test_a_stream_that_goes_to_a_file_only_is_filtered_too_and_not_shown(rig: Rig) -> None:
-    rig.start(redirects=Stream.ALL, filters={Stream.ERR: ("cherry",)})
-    rig.run(*SAYS)
-    assert (rig.directory.parent / "filtered_stderr.log").read_bytes() == b"[rank3]:a cherry\n"
-    assert rig.kept()["stderr.log"] == b"a cherry\n"
-    assert rig.shown() == (b"", b"")
 
 
 def test_ranks_that_are_not_to_be_shown_are_kept_in_files(rig: Rig) -> None:

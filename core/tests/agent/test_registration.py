@@ -148,6 +148,11 @@ def test_a_temporary_directory_is_removed_unless_streams_are_kept_there(
     assert made.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_temporary_directory_is_kept_for_files_of_a_plugin(temporary: Path) -> None:
+    directory, removed = log_directory(config(), "run1", keep=True)
+    assert (directory.parent, removed) == (temporary, False)
+
+
 def test_a_very_long_job_id_still_has_a_temporary_directory(temporary: Path) -> None:
     directory, _ = log_directory(config(rdzv_id="ü" * 300), "run1")
     assert directory.is_dir()

@@ -100,8 +100,6 @@ FLAGS_GIVEN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "redirects": ("", "--redirects=3", {"redirects": StreamMap(default=Stream.ALL)}),
     "tee": ("", "--tee=0:1", {"tee": StreamMap(by_rank={0: Stream.OUT})}),
     "local_ranks_filter": ("", "--local_ranks_filter=0", {"local_ranks_filter": frozenset({0})}),
-    "duplicate_stdout_filters": ("", "--duplicate_stdout_filters=a,b", {"duplicate_stdout_filters": ("a", "b")}),
-    "duplicate_stderr_filters": ("", "--duplicate_stderr_filters=a", {"duplicate_stderr_filters": ("a",)}),
     "event_log_handler": ("", "--event_log_handler=console", {"event_log_handler": "console"}),
     "verbose": ("", "--verbose", {"verbose": True, "least_level": Level.DEBUG}),
     "checkpoint_path": ("", "--checkpoint_path=saved", {"checkpoint_path": "saved"}),

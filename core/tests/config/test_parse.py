@@ -28,7 +28,6 @@ NO_NODES = "is not a number of nodes, N, a range of them, MIN:MAX or MIN:MAX:STE
         (values.signals, "term, SIGUSR1,TERM", (signal.SIGTERM, signal.SIGUSR1)),
         (values.ranks, "0, 12", frozenset({0, 12})),
         (values.ranks, "", None),
-        (values.needles, "apple,red,,green,", ("apple", "red,green")),
         (values.count_from_zero, "0", 0),
         (values.seconds, "0", 0.0),
         (values.seconds, "1.5", 1.5),

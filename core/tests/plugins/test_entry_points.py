@@ -77,7 +77,8 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             "flight-recorder (elastic-torch), hangs (elastic-hangs), health (elastic-health), "
             "host-jobs (elastic-operate), notices (elastic-notices), policies (elastic-policies), "
             "progress (elastic-progress), prometheus (elastic-metrics), snapshots (elastic-torch), "
-            "state-dump (elastic-operate), torch-timers (elastic-torchrun), trainjob (elastic-kubernetes), "
+            "state-dump (elastic-operate), stream-filters (elastic-torchrun), "
+            "torch-timers (elastic-torchrun), trainjob (elastic-kubernetes), "
             "verdict-file (elastic-operate).",
             id="unheard of",
         ),

@@ -354,45 +354,26 @@ def finds(plugin: str, find: Callable[[EndedWorker], object]) -> Implementation:
     return Implementation(plugin, "elastic_find_cause", find, ("worker",))
 
 
-def failed(error_file: str = "error.json") -> EndedWorker:
-    """Return a worker that has failed; without an error file only its stderr is to be looked at."""
-    return cast(EndedWorker, SimpleNamespace(error_file=error_file))
+FAILED = cast(EndedWorker, SimpleNamespace())
 
 
 def test_a_plugin_that_has_taken_its_time_for_causes_in_a_round_is_left_off_there_and_no_other() -> None:
     slow, quick = finds("slow", lambda _: Cause(message="slow")), finds("quick", lambda _: Cause(message="quick"))
     plugins = These(slow, quick)
-    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="slow")
-    (*_, failures), (*_, printed) = plugins._finding
-    assert failures.keys() == {slow, quick}
-    assert not printed
-    failures[slow] = PATIENCE
-    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="quick")
-    assert plugins.find_cause(failed(""), timeout=PATIENCE) == Cause(message="slow"), "on another thread"
+    assert plugins.find_cause(FAILED, timeout=PATIENCE) == Cause(message="slow")
+    assert plugins._finding.keys() == {slow, quick}
+    plugins._finding[slow] = PATIENCE
+    assert plugins.find_cause(FAILED, timeout=PATIENCE) == Cause(message="quick")
     plugins.round_starts(RunningRound(2, "", (), Path()))
-    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="slow")
+    assert plugins.find_cause(FAILED, timeout=PATIENCE) == Cause(message="slow")
     assert plugins.warnings == []
 
 
 def test_an_answer_with_which_a_plugin_takes_longer_than_it_has_in_a_round_is_late() -> None:
     slow = finds("slow", lambda _: Cause(message="slow"))
     plugins = These(slow)
-    plugins._finding[False][-1][slow] = PATIENCE - 1e-9
-    assert plugins.find_cause(failed(), timeout=PATIENCE) is None
+    plugins._finding[slow] = PATIENCE - 1e-9
+    assert plugins.find_cause(FAILED, timeout=PATIENCE) is None
     assert plugins.warnings == [f"The plugin 'slow' did not find a cause within {PATIENCE:g} s. " + WITHOUT]
-    assert plugins.find_cause(failed(), timeout=PATIENCE) is None
+    assert plugins.find_cause(FAILED, timeout=PATIENCE) is None
     assert len(plugins.warnings) == 1, "it is not asked again"
-
-
-def test_a_question_about_printed_text_displaces_none_about_a_failure() -> None:
-    may_answer = threading.Event()
-
-    def find(worker: EndedWorker) -> Cause:
-        if not worker.error_file:
-            may_answer.wait(PATIENCE)
-        return Cause(message="found")
-
-    plugins = These(finds("slow", find))
-    assert plugins.find_cause(failed(""), timeout=0.1) is None
-    assert plugins.find_cause(failed(), timeout=PATIENCE) == Cause(message="found")
-    may_answer.set()

@@ -127,8 +127,10 @@ def make_directories(path: Path) -> None:
         missing.mkdir(mode=0o750, exist_ok=True)
 
 
-def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
+def log_directory(config: RunConfig, run_uid: str, *, keep: bool = False) -> tuple[Path, bool]:
     """Return the directory for the logs and error files of this run, and whether it is removed at the end.
+
+    ``keep`` tells that a plugin keeps files there.
 
     Raises:
         ResourceError: No directory for temporary files is writable, and one is needed.
@@ -136,9 +138,7 @@ def log_directory(config: RunConfig, run_uid: str) -> tuple[Path, bool]:
     name = f"{urllib.parse.quote(config.rdzv_id, safe='')}_{run_uid}"
     if config.log_dir is not None:
         return config.log_dir / name, False
-    copied = config.duplicate_stdout_filters or config.duplicate_stderr_filters
-    filtered = copied or config.local_ranks_filter is not None
-    wanted = config.redirects.any or config.tee.any or filtered
+    wanted = keep or config.redirects.any or config.tee.any or config.local_ranks_filter is not None
     try:
         return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name[:80]}_")), not wanted
     except OSError as exc:  # a read-only root, or full disks

@@ -14,27 +14,24 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from elastic_core.agent.console import Console, DirectConsole, open_terminal_like, window_size
 from elastic_core.agent.directories import make_directories
-from elastic_core.agent.stream_lines import Filtered, FoldedTracebacks, Lines, LogFile, Shape, WholeLines
+from elastic_core.agent.stream_lines import Lines, LogFile, WholeLines
 from elastic_core.agent.stream_pump import TAIL, Pump, PumpThread
-from elastic_core.causes import Cause, last_lines
+from elastic_core.causes import last_lines
 from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.config.run import RunConfig
-from elastic_core.monitors import OutputReaders
+from elastic_core.monitors import OutputReaders, Shape
 
 PIECES_WITHIN = 0.1  # seconds that a terminal waits for the rest of a line
 LINES_WITHIN = 5.0  # seconds that a file, and a stream with a prefix, wait for the rest of a line
 
 _CANNOT_TAKE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 """Errors of a disk that cannot take a log just now."""
-FindPrinted: TypeAlias = Callable[[int, str], "Cause | None"]
 _FLUSH = 2.0
 _DIRECT_FLUSH = 30.0
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -77,7 +74,6 @@ class Routes:
             ``redirects``.
         keep: Whether all other streams are kept in a file as well.
         shown: The local ranks that the console shows; streams of the others go to files only. None for all.
-        filters: For each stream the texts whose lines are copied, with a prefix, to a separate file.
         several: Whether the console shows more than one worker: then in whole lines. A single worker has the agent's
             own stdout, unless that is kept as well.
     """
@@ -86,16 +82,14 @@ class Routes:
     tee: StreamMap
     keep: bool = False
     shown: Collection[int] | None = None
-    filters: Mapping[Stream, Sequence[str]] = field(default_factory=dict)
     several: bool = False
 
     @classmethod
     def of(cls, config: RunConfig) -> Routes:
         """Return the routes of a run."""
         shown = config.local_ranks_filter
-        filters = {Stream.OUT: config.duplicate_stdout_filters, Stream.ERR: config.duplicate_stderr_filters}
         several = len(shown or range(config.nproc_per_node)) > 1
-        return cls(config.redirects, config.tee, config.log_dir is not None, shown, filters, several)
+        return cls(config.redirects, config.tee, config.log_dir is not None, shown, several)
 
     def is_shown(self, local_rank: int) -> bool:
         """Return whether the console shows a local rank."""
@@ -104,7 +98,7 @@ class Routes:
     def is_plain(self, stream: Stream, local_rank: int) -> bool:
         """Return whether a stream goes to the console, and nowhere else."""
         elsewhere = self.redirects[local_rank] | self.tee[local_rank]
-        return self.is_shown(local_rank) and not (stream in elsewhere or self.keep or self.filters.get(stream))
+        return self.is_shown(local_rank) and not (stream in elsewhere or self.keep)
 
 
 class Output:
@@ -121,7 +115,6 @@ class Output:
     ) -> None:
         self._routes, self._report = routes, report
         self._readers = OutputReaders()
-        self._find_cause: FindPrinted = lambda rank, text: None
         self._fds = {Stream.OUT: console_out, Stream.ERR: console_err}
         self._one_terminal = (
             os.isatty(console_out) and os.isatty(console_err) and os.path.sameopenfile(console_out, console_err)
@@ -130,25 +123,23 @@ class Output:
         self._direct = DirectConsole(console_out, report)
         self._thread, self._direct_thread = PumpThread("elastic-output"), PumpThread("elastic-direct")
 
-    def begin(self, readers: OutputReaders, find_cause: FindPrinted = lambda rank, text: None) -> None:
-        """Have the monitors of a round read the streams that are opened next.
-
-        ``find_cause`` returns the cause that a rank has printed last; it is called on the thread of a pump.
-        """
-        self._readers, self._find_cause = readers, find_cause
+    def begin(self, readers: OutputReaders) -> None:
+        """Have the monitors of a round read and shape the streams that are opened next."""
+        self._readers = readers
 
     def open(self, *, rank: int, local_rank: int, directory: Path, prefix: str | None = None) -> WorkerStreams:
         """Make the streams of a worker, which is started next; its files will be in ``directory``.
 
-        Lines that ``filters`` name go to ``filtered_stdout.log`` and ``filtered_stderr.log`` in the folder above. If a
-        disk cannot take a file, that is reported and the stream goes on without it.
+        If a disk cannot take a file, that is reported and the stream goes on without it.
 
         Raises:
             OSError: A file cannot be opened for another reason (a symbolic link is not followed), or no descriptor is
                 left.
         """
         with contextlib.ExitStack() as undo:
-            found = self._open_terminal(rank, local_rank, undo) if self._one_terminal else None
+            prefix = prefix or f"[rank{rank}]:"
+            one = self._one_terminal and not self._readers.apart
+            found = self._open_terminal(rank, local_rank, prefix, undo) if one else None
             streams = found or self._open_each(rank, local_rank, directory, prefix, undo)
             undo.pop_all()
         for thread, pumps in self._by_thread([streams]):
@@ -162,7 +153,9 @@ class Output:
             if found := [pump for pump in pumps if (pump.console is self._direct) is waits]:
                 yield thread, found
 
-    def _open_terminal(self, rank: int, local_rank: int, undo: contextlib.ExitStack) -> WorkerStreams | None:
+    def _open_terminal(
+        self, rank: int, local_rank: int, prefix: str, undo: contextlib.ExitStack
+    ) -> WorkerStreams | None:
         """Open one pseudo-terminal for both streams, which keeps their order.
 
         Returns:
@@ -179,18 +172,17 @@ class Output:
         undo.callback(os.close, copy)
         shape = Shape()
         if self._routes.several:
-            shape = FoldedTracebacks(WholeLines(PIECES_WITHIN), None, partial(self._find_cause, rank))
-        pump = Pump(reading, self._readers.open(rank), self._direct, shape, local_rank)
+            shape = self._readers.shape(WholeLines(PIECES_WITHIN), rank, None)
+        pump = Pump(reading, self._readers.open(rank, Stream.ALL, prefix), self._direct, shape, local_rank)
         return WorkerStreams({Stream.OUT: copy, Stream.ERR: writing}, {Stream.ERR: pump}, None)
 
     def _open_each(
-        self, rank: int, local_rank: int, directory: Path, prefix: str | None, undo: contextlib.ExitStack
+        self, rank: int, local_rank: int, directory: Path, prefix: str, undo: contextlib.ExitStack
     ) -> WorkerStreams:
         given: dict[Stream, int | None] = {}
         pumps: dict[Stream, Pump] = {}
         kept: dict[Stream, Path] = {}
         routes, shown = self._routes, self._routes.is_shown(local_rank)
-        before = (prefix or f"[rank{rank}]:").encode()
         for stream, name in _FILES.items():
             direct = stream is Stream.OUT and routes.is_plain(stream, local_rank)
             read = routes.several or self._readers.every_stream or self._one_terminal  # which may have hung up by now
@@ -199,13 +191,10 @@ class Output:
                 continue
             teed = shown and stream in routes.tee[local_rank]
             redirected = not teed and (stream in routes.redirects[local_rank] or not shown)
-            path, readers = directory / name, self._readers.open(rank)
+            path, readers = directory / name, self._readers.open(rank, stream, prefix)
             if (teed or redirected or routes.keep) and (file := self._open_file(path, undo)) is not None:
                 kept[stream] = path
                 readers.append(file)
-            needles = routes.filters.get(stream)
-            if needles and (copies := self._open_file(directory.parent / f"filtered_{name}", undo)) is not None:
-                readers.append(Filtered(needles, copies, before))
             terminal = None if teed or redirected else open_terminal_like(self._fds[stream])
             reading, writing = terminal or os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, reading)
@@ -213,11 +202,11 @@ class Output:
             given[stream] = writing
             shape = Shape()
             if teed:
-                shape = Lines(before, LINES_WITHIN)
+                shape = Lines(prefix.encode(), LINES_WITHIN)
             elif routes.several:
                 shape = WholeLines(LINES_WITHIN if terminal is None else PIECES_WITHIN)
-            if stream is Stream.ERR and routes.several:
-                shape = FoldedTracebacks(shape, kept.get(stream), partial(self._find_cause, rank))
+            if stream is Stream.ERR and routes.several and not redirected:
+                shape = self._readers.shape(shape, rank, kept.get(stream))
             console = None if redirected else self._direct if direct else self._consoles[stream]
             pumps[stream] = Pump(reading, readers, console, shape, local_rank)
         return WorkerStreams(given, pumps, kept.get(Stream.ERR))

@@ -170,7 +170,7 @@ def open_resources(
 def _open_directory(stack: ExitStack, launch: Launch, publish: Publish, run_uid: str) -> tuple[Path, bool]:
     """Make the directory of the run, and return it, and whether it is removed at the end."""
     config, slot, warden = launch.config, launch.slot, launch.warden
-    directory, temporary = log_directory(config, run_uid)
+    directory, temporary = log_directory(config, run_uid, keep=launch.plugins.keep_files)
     if temporary:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         stack.enter_context(marked(directory, slot.name))

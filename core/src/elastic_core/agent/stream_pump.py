@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from elastic_core.agent.console import DirectConsole, resize_terminal
-from elastic_core.agent.stream_lines import Shape
-from elastic_core.monitors import OutputReader
+from elastic_core.monitors import OutputReader, Shape
 
 TAIL = 4096  # bytes of stderr that an incident may show
 REMEMBERED = 16384  # bytes of stderr that are remembered: faulthandler's stacks follow what native code wrote

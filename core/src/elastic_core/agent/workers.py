@@ -506,15 +506,7 @@ class WorkerGroup:
         )
         self.progress.catch_up, self.reports.obey = running.readers.catch_up, running.callbacks.obey
         self.node.plugins.round_starts(running)
-        self.output.begin(running.readers, partial(self._printed_cause, self._round))
-
-    def _printed_cause(self, current: LocalRound, rank: int, stderr: str) -> Cause | None:
-        """Return the cause that a worker of a round has printed last. Any thread may call this."""
-        for worker in tuple(current.workers.values()):
-            if worker.assignment.rank == rank:
-                ended = replace(worker.ended(self.node, None, 0.0), error_file="", stderr=stderr, records=False)
-                return self.node.plugins.find_cause(ended)
-        return None
+        self.output.begin(running.readers)
 
     def _note_ended(self) -> Sequence[int]:
         """Note which workers have reported the end of their programs; return those that have not exited yet."""

@@ -163,12 +163,6 @@ def ranks(text: str) -> frozenset[int] | None:
     return frozenset(map(int, parts))
 
 
-def needles(text: str) -> tuple[str, ...]:
-    """Parse texts, separated by commas; a comma within a text is written twice."""
-    parts = text.replace(",,", "\0").split(",")
-    return tuple(part.replace("\0", ",") for part in parts if part)
-
-
 def count_from_zero(text: str) -> int:
     """Parse a whole number, at least 0."""
     return _whole(text, least=0)

@@ -137,13 +137,6 @@ class PlainSettings:
     local_ranks_filter: frozenset[int] | None = OUTPUT.flag(
         "Show only these local ranks on the console, as 0,2; the others' output goes to files.", ("RANKS", parse.ranks)
     )
-    duplicate_stdout_filters: tuple[str, ...] = OUTPUT.flag(
-        "Also write lines of stdout that contain one of these to filtered_stdout.log; ,, is a comma.",
-        ("TEXTS", parse.needles, ""),
-    )
-    duplicate_stderr_filters: tuple[str, ...] = OUTPUT.flag(
-        "Also write lines of stderr that contain one of these to filtered_stderr.log.", ("TEXTS", parse.needles, "")
-    )
     event_log_handler: str = OUTPUT.flag(
         "Write each event as a JSON line to stderr, or do not.", ("null|console", parse.event_log_handler, "null")
     )

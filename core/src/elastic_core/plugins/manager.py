@@ -68,10 +68,10 @@ class Plugins:
         self.agreed_flags: tuple[str, ...] = ()  # plugins' flags in which all nodes must agree, with their values
         self.host_end = HostEnd()
         self.worker_startup: tuple[str, ...] = ()  # the files that each Python worker executes before its program
+        self.keep_files = False  # whether the directory of the run is kept, for files of a plugin
         self.checks_again = False  # whether a node leaves for its checks once its host was excluded (rule L17)
         self.unanswered: dict[Implementation, Future[Any]] = {}  # the last question to each plugin
-        self._finding: list[Any] = [(self.publish, self.unanswered, {}), (lambda event: None, {}, {})]
-        """For ``verdicts.answers``, of failures and of printed text: report, last questions, seconds taken."""
+        self._finding: dict[Implementation, float] = {}  # the seconds that each has taken to find causes in this round
         self.described: dict[str, str] = {}  # the words for each registered plugin in messages, by its name
         self.backend: object = None
 
@@ -97,7 +97,7 @@ class Plugins:
     def configure(self, config: RunConfig) -> None:
         """Show the plugins the run's configuration, and ask them for what each worker executes first."""
         for impl in reversed(self.implementations("elastic_configure")):
-            self._ask(impl, config=config)
+            self.keep_files |= self._ask(impl, config=config) is True
         for impl in reversed(self.implementations("elastic_worker_startup")):
             files = self._ask(impl) or ()
             if isinstance(files, str) or not all(os.path.isabs(file) and os.pathsep not in file for file in files):
@@ -147,11 +147,9 @@ class Plugins:
     def find_cause(self, worker: EndedWorker, *, timeout: float = 0.5) -> Cause | None:
         """Return why a worker of this node has failed, None if no plugin knows.
 
-        Blocks for ``timeout`` seconds at most, and asks no plugin that has taken as long in this round. For one thread;
-        any may ask, and for half as long, for the cause that a worker without an error file has printed.
+        Blocks for ``timeout`` seconds at most, on one thread, and asks no plugin that has taken as long in this round.
         """
-        printed = not worker.error_file
-        found = self._answers("elastic_find_cause", timeout / (1 + printed), *self._finding[printed], worker=worker)
+        found = self._answers("elastic_find_cause", timeout, self._finding, worker=worker)
         return next((cause for _, cause in found), None)
 
     def explain_failure(self, incident: Incident, text: str = "", *, timeout: float = 0.5) -> Incident:
@@ -186,11 +184,12 @@ class Plugins:
         told = {"question": question, "answers": answers, "before": json.loads(before)}
         return next((report for _, report in self._answers("elastic_sum_up_answers", timeout, **told)), "null")
 
-    def _answers(self, hook: str, timeout: float, *asked: Any, **facts: Any) -> list[tuple[str, Any]]:
+    def _answers(
+        self, hook: str, timeout: float, took: dict[Implementation, float] | None = None, **facts: Any
+    ) -> list[tuple[str, Any]]:
         from elastic_core.plugins import verdicts  # with concurrent.futures: a healthy run never needs it
 
-        asked = asked or (self.publish, self.unanswered)
-        return verdicts.answers(self.implementations(hook), facts, timeout, *asked)
+        return verdicts.answers(self.implementations(hook), facts, timeout, self.publish, self.unanswered, took)
 
     # Gates -----------------------------------------------------------------------------------------------------------
 
@@ -232,7 +231,7 @@ class Plugins:
 
     def round_starts(self, round: RunningRound) -> None:
         """Show a round that is about to start workers on this node to the monitors. Raises nothing."""
-        self._finding = [(*asked, {}) for *asked, _ in self._finding]
+        self._finding = {}
         for impl in self.implementations("elastic_round_starts"):
             try:
                 impl(round=round)

@@ -81,4 +81,4 @@ class WatchLoss:
                 round.explain(f"rank {rank} printed: {line}")
                 round.fail(rank, f"the loss {found[1]} is above --watch_loss={most:g}", name="LossTooHigh")
 
-        round.read_output(lambda rank: LineReader(lambda line: read(rank, line)), every_stream=True)
+        round.read_output(lambda rank, *_: LineReader(lambda line: read(rank, line)), every_stream=True)

@@ -5,7 +5,7 @@ General layout:
 * ``plugin``: the plugin in an agent.
 * ``failure_recorder``: records in a worker the exception that ends it; every Python worker executes this file.
 * ``find``: the cause, from that record, or from stderr where there is none.
-* ``frames``: the frames of a printed stack.
+* ``frames``: the frames of a printed stack. ``tracebacks``: the tracebacks that a console shows in one line.
 * ``evidence``: facts beyond the worker's own report: a wrong address, a taken port, core dumps. ``oom``: whether the
   kernel has killed a process for memory.
 """

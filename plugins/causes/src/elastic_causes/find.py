@@ -362,8 +362,8 @@ def printed_exception(text: str, within: int | None = CONTINUATION_MAX_LINES) ->
         match = _EXCEPTION.fullmatch(lines[number])
         if match is None or (usual and not _USUAL_NAME.fullmatch(match["name"])):
             continue
-        rest = [line for line in lines[number + 1 :] if _is_text(line)]
-        if within is not None and any(line.strip() for line in rest[within:]):
+        rest = filter(_is_text, itertools.islice(lines, number + 1, None))
+        if within is not None and any(line.strip() for line in itertools.islice(rest, within, None)):
             if usual:
                 continue
             return None

@@ -1,4 +1,4 @@
-"""The plugin: finds the cause of a worker's failure, and has Python workers record the exception that ends them."""
+"""The plugin: finds why a worker failed, has Python workers record what ends them, and folds tracebacks of others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from elastic_causes import evidence, failure_recorder
 from elastic_causes.find import find_cause, is_ending, named_checkpoint, telling_lines
 from elastic_causes.oom import find_counter
+from elastic_causes.tracebacks import FoldedTracebacks
 from elastic_core import hookimpl
 from elastic_core.causes import DETAIL_MAX_CHARACTERS, EXCEPTION_EXIT_CODE, Cause, EndedWorker
 from elastic_core.worker import read_error_file
@@ -27,8 +28,9 @@ class CauseFinder:
 
     @hookimpl
     def elastic_round_starts(self, round: RunningRound) -> None:
-        """Note the memory kills before this round."""
+        """Note the memory kills before this round, and fold its tracebacks."""
         self._kills = self._counter.read()
+        round.shape_console(lambda rank, path: FoldedTracebacks(path))
 
     @hookimpl
     def elastic_worker_startup(self) -> Sequence[str]:

@@ -69,7 +69,7 @@ class HangMonitor:
         watched = WatchedRound(round, watch, partial(stacks.locate, spy=self._spy), ends_ranks=self._ends_ranks)
         watched.join_in()
         if self._window:
-            round.read_output(lambda rank: None, every_stream=True)  # a worker that prints does not hang
+            round.read_output(lambda *stream: None, every_stream=True)  # a worker that prints does not hang
         if watch is not None:
             PatientThread(target=watched.run, name="elastic-hangs", daemon=True).start()
 

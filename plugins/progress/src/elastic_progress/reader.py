@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from elastic_core.events import Event
 from elastic_core.monitors import OutputReader, RunningRound
@@ -47,7 +46,7 @@ class ProgressReader:
             self._round = round
             self._lines.clear()
         round.follow_progress(self._note_source)
-        round.read_output(partial(StreamReader, self, round), every_stream=self._is_own)
+        round.read_output(lambda rank, *_: StreamReader(self, round, rank), every_stream=self._is_own)
 
     def read(self, round: RunningRound, rank: int, lines: Sequence[str], at: float) -> None:
         """Read lines that a worker of a round printed at the instant ``at``."""

@@ -251,8 +251,7 @@ def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, A
         )
     own = {name: getattr(config, name) for name in _FLAGS if name in _Arguments.__dataclass_fields__}
     values = {name: value for name, value in {**own, **config.flags}.items() if name not in _OTHERWISE}
-    for name in _FILTERS:
-        values[name] = tuple(values[name] or ())
+    values.update({name: tuple(texts) for name in _FILTERS if (texts := getattr(config, name))})
     if config.virtual_local_rank not in (False, 0):
         values[_VIRTUAL] = config.virtual_local_rank
     mode = _numa_mode(config.numa_options)

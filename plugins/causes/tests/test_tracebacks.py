@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.agent.stream_lines import HOLD_SECONDS, FoldedTracebacks, Lines, WholeLines
-from elastic_core.causes import Cause, last_line
+from elastic_causes.plugin import CauseFinder
+from elastic_causes.tracebacks import HOLD_SECONDS, FoldedTracebacks
+from elastic_core.monitors import RunningRound, Shape
 
 HEAD = b"Traceback (most recent call last):\n"
 OWN = HEAD + b'  File "/job/train.py", line 3, in <module>\n    load()\nValueError: bad sample\n'
@@ -31,15 +32,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def find_cause(text: str) -> Cause | None:
-    """Find what a plugin finds, in the texts of these tests."""
-    assert text.startswith("Traceback (most recent call last):\n"), "without a prefix"
-    line = last_line(text)
-    return Cause(message=line, follows_peer="pair.cc" in line) if "Error: " in line else None
-
-
 def fold(clock: Clock, path: str | None = "/logs/rank_2/stderr.log") -> FoldedTracebacks:
-    return FoldedTracebacks(WholeLines(0.1, clock), None if path is None else Path(path), find_cause, clock)
+    return FoldedTracebacks(None if path is None else Path(path), clock)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +55,13 @@ def fold(clock: Clock, path: str | None = "/logs/rank_2/stderr.log") -> FoldedTr
         ),
     ],
 )
-@pytest.mark.parametrize("size", [7, 1000], ids=["in pieces", "at once"])
-def test_a_traceback_after_the_loss_of_a_peer_is_one_line(clock: Clock, text: bytes, shown: bytes, size: int) -> None:
+@pytest.mark.parametrize("by_line", [True, False], ids=["line by line", "at once"])
+def test_a_traceback_after_the_loss_of_a_peer_is_one_line(
+    clock: Clock, text: bytes, shown: bytes, by_line: bool
+) -> None:
     stream = fold(clock)
-    pieces = [stream.feed(text[at : at + size]) for at in range(0, len(text), size)]
-    assert b"".join([*pieces, stream.finish()]) == shown
+    pieces = text.splitlines(keepends=True) if by_line else [text]
+    assert b"".join([*map(stream.feed, pieces), stream.finish()]) == shown
     assert stream.due == math.inf
 
 
@@ -84,14 +80,6 @@ def test_a_program_that_goes_on_after_a_traceback_is_shown_whole(clock: Clock) -
     assert stream.feed(b"epoch 2\n") == b"epoch 2\n"
 
 
-def test_an_unfinished_line_is_shown_in_time_too(clock: Clock) -> None:
-    stream = fold(clock)
-    assert stream.feed(b"Continue? ") == b""
-    assert stream.due == clock.at + 0.1
-    clock.at += 0.1
-    assert stream.overdue() == b"Continue? "
-
-
 def test_a_program_that_writes_much_after_a_traceback_is_not_held(clock: Clock) -> None:
     stream, more = fold(clock), b"x" * 999 + b"\n"
     shown = [stream.feed(OWN), *(stream.feed(more) for _ in range(300)), stream.finish()]
@@ -100,6 +88,15 @@ def test_a_program_that_writes_much_after_a_traceback_is_not_held(clock: Clock) 
 
 
 def test_a_prefix_stays(clock: Clock) -> None:
-    stream = FoldedTracebacks(Lines(b"[trainer2]:"), None, find_cause, clock)
-    assert stream.feed(PEERS) == b""
+    stream = fold(clock, None)
+    assert stream.feed(b"".join(b"[trainer2]:" + line for line in PEERS.splitlines(keepends=True))) == b""
     assert stream.finish() == b"[trainer2]:" + FOLDED % (CLOSED[:-1], 4, b"--log_dir keeps it")
+
+
+def test_the_plugin_folds_tracebacks_of_each_round() -> None:
+    finder = CauseFinder()
+    for number in (1, 2):
+        round = RunningRound(number, "run", ["a"], Path())
+        finder.elastic_round_starts(round)
+        stream = round.readers.shape(Shape(), 2, Path("/logs/rank_2/stderr.log"))
+        assert (stream.feed(PEERS), stream.finish()) == (b"", FOLDED % (CLOSED[:-1], 4, KEPT))
