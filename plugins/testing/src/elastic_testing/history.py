@@ -168,8 +168,7 @@ def _is(seen: State, state: State) -> State:
     return state if seen == state else IMPOSSIBLE
 
 
-# A heartbeat: a register
-# --------------------------------------------------------------------------------------------------
+# A heartbeat: a register ---------------------------------------------------------------------------------------------
 
 
 def _heartbeat_steps(calls: Sequence[Call], node_id: str) -> Iterator[Step]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from elastic_core.threads import asked
@@ -33,9 +32,7 @@ RACERS = 6  # threads in a race
 _T = TypeVar("_T")
 
 
-def background(body: Callable[[], _T]) -> Future[_T]:
-    """Run ``body`` in a new daemon thread, which delays no test if it never ends."""
-    return asked(body)
+background = asked  # in a new daemon thread, which delays no test if it never ends
 
 
 def asleep(body: Callable[[], _T]) -> Future[_T]:
@@ -118,7 +115,7 @@ class Crew:
             process.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         for process in self._processes:
             process.kill()
         for process in self._processes:
