@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import fcntl
 import os
 import platform
 import resource
@@ -26,6 +26,7 @@ from elastic_core.host import (
     says_loopback,
 )
 from elastic_core.protocol import Versions
+from elastic_core.rendezvous import ip_address
 from elastic_doctor.findings import Finding, ok, warning, wrong
 from elastic_doctor.store import PATIENCE
 
@@ -177,8 +178,6 @@ def look_up(host: str) -> list[str]:
 
 def interface_of(address: str) -> str | None:
     """Return the name of the interface that has an IPv4 address; None if none has it."""
-    import fcntl
-
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # this one has no IPv4 address
@@ -235,10 +234,8 @@ def _unreachable(address: str) -> str | None:
 
 
 def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
+    literal = ip_address(address)
+    return literal is not None and literal.is_loopback
 
 
 def _why(exc: OSError) -> str:

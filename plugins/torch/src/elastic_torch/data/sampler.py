@@ -224,7 +224,6 @@ class ElasticDistributedSampler(Sampler[int]):
 
     def batches(self) -> ElasticBatchSampler:
         """Return this rank's part of each step, as a ``batch_sampler`` for ``DataLoader``."""
-
         return ElasticBatchSampler(self)
 
     def _batches(self) -> Iterator[list[int]]:
@@ -260,8 +259,7 @@ class ElasticDistributedSampler(Sampler[int]):
     def check_read(self, *, ended: bool) -> None:
         """Find out if what was drawn of the epoch was trained on.
 
-        ``ended`` says that the loader is known to have come to its end, and that each of its batches is
-        committed.
+        ``ended`` says that the loader is known to have come to its end, and that each of its batches is committed.
 
         Raises:
             EpochNotReadError: A part of it was drawn, and trained on by no rank.
@@ -380,8 +378,7 @@ class ElasticDistributedSampler(Sampler[int]):
         self._handed_out = cursor
         self._reading = Reading(self.num_replicas)
         self._has_loaded, self._ended_here, self._log_begun = True, False, False
-        if self._log is not None:
-            self._begin_log()
+        self._begin_log()
 
     def _order_facts(self) -> dict[str, Any]:
         order = Order(self._length, self.seed, 0, self.shuffle).name

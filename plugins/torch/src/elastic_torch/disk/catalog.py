@@ -157,8 +157,12 @@ def superfluous(found: Sequence[Holding], keep: int, lineage: str) -> list[Holdi
 
 
 def prune(storage: Storage, keep: int, lineage: str) -> None:
-    """Remove what is :func:`superfluous`; what is damaged of it is set aside."""
-    found, _ = holdings(storage)
+    """Remove what is :func:`superfluous`; what is damaged of it is set aside. Errors are logged."""
+    try:
+        found, _ = holdings(storage)
+    except OSError as error:
+        logger.warning("Old checkpoints in %s could not be removed: %s", storage.root, error)
+        return
     for holding in superfluous(found, keep, lineage):
         if holding.faults:
             set_aside(storage, holding.folder)

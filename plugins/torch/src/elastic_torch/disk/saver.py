@@ -166,9 +166,8 @@ class Saver:
                     self.storage.remove(staging)
             raise
         if self.group.leads:
-            self._prune(line)
-        first = collective.ranks.index(self.group.ranks[0])
-        published = made[first]
+            catalog.prune(self.storage, self.keep, line)
+        published = made[collective.ranks.index(self.group.ranks[0])]
         assert published is not None
         return published
 
@@ -182,13 +181,6 @@ class Saver:
             return fence.continued_lineage(self.everyone, self.storage, self.group.leads, position.run)
         except PeerFailedError as error:
             raise self._failure(position, error) from error
-
-    def _prune(self, line: str) -> None:
-        """Remove old checkpoints; an error here does not undo the new checkpoint."""
-        try:
-            catalog.prune(self.storage, self.keep, line)
-        except OSError as error:
-            logger.warning("Old checkpoints in %s could not be removed: %s", self.storage.root, error)
 
     def _begin(self, position: Position, staging: str) -> None:
         """Make the folder, unless a later turn has begun."""
