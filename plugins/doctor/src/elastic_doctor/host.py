@@ -164,11 +164,7 @@ def bounded(ask: Callable[[], _T]) -> _T:
 
 
 def look_up(host: str) -> list[str]:
-    """Return the numeric addresses of a host, the resolver's favourite first, each once.
-
-    Raises:
-        OSError: There is none, or no answer in time.
-    """
+    """Return a host's numeric addresses, the resolver's favourite first; raise OSError if none comes in time."""
     try:
         found = bounded(lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     except UnicodeError as exc:

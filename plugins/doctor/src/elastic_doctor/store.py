@@ -128,8 +128,7 @@ def begin_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> Fut
 def woken(waiting: Future[float | None]) -> float | None:
     """Return when the wait ended, by ``time.monotonic()``; None if nothing had woken it within :data:`PATIENCE`.
 
-    Raises:
-        RendezvousError: The wait failed.
+    Raise its RendezvousError if it failed.
     """
     try:
         return waiting.result(PATIENCE + GRACE)

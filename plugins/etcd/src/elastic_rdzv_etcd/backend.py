@@ -109,11 +109,9 @@ class Keys:
 
 
 def check_newest(head: bytes | None, newest: bytes | None) -> None:
-    """Refuse a head beside another newest entry: they are written together, and who waits for the one would build on it
-    and be refused by the other for ever.
+    """Refuse, by RendezvousStateError, a head beside another newest entry: they are written together.
 
-    Raises:
-        RendezvousStateError: They are of different entries, or one is not there.
+    Who waits for the one would build on it, and be refused by the other for ever.
     """
     links = READER.link(head), ORIGIN if newest is None else READER.entry(newest).link
     if links[0] != links[1]:

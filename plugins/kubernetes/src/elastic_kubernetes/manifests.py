@@ -320,11 +320,7 @@ def find_launch(container: Mapping[str, Any]) -> Launch:
 
 
 def stop_seconds(grace_period: int, job: ElasticJob) -> int:
-    """Return the ``--preemption_grace`` that fits into a pod's ``terminationGracePeriodSeconds``.
-
-    Raises:
-        UsageError: It is too short for a planned stop.
-    """
+    """Return the ``--preemption_grace`` that fits into a pod's grace period; raise UsageError if that is too short."""
     if (left := grace_period - SHUTDOWN_SECONDS - AGENT_SECONDS) < 1:
         needed = SHUTDOWN_SECONDS + AGENT_SECONDS + 1
         raise UsageError(

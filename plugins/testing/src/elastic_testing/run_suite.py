@@ -234,18 +234,12 @@ class PlantConformance(Connections):
 
 def applicant(name: str, *, max_nodes: int = 2, uid: str | None = None) -> Applicant:
     """Return a node that wants in."""
-    versions = Versions(python="3.11.7")
+    versions, host = Versions(python="3.11.7"), f"host-{name}"
     info = NodeInfo(
-        node_id=name,
-        host=f"host-{name}",
-        host_id=f"host-{name}",
-        slot=0,
-        local_world_size=1,
-        role="default",
-        versions=versions,
+        node_id=name, host=host, host_id=host, slot=0, local_world_size=1, role="default", versions=versions
     )
     agreement = Agreement(min_nodes=1, max_nodes=max_nodes, max_restarts=0)
-    settings = Settings(agreement=agreement, timing=Timing(), versions=versions, host=info.host)
+    settings = Settings(agreement=agreement, timing=Timing(), versions=versions, host=host)
     return Applicant(info=info, settings=settings, scheduler_uid=uid)
 
 

@@ -72,8 +72,7 @@ def point(storage: Storage) -> None:
 def holdings(storage: Storage, retry: Retry = ONCE) -> tuple[list[Holding], list[Damage]]:
     """Return every checkpoint with a readable manifest, newest first, and all damage seen without reading the data.
 
-    Raises:
-        OSError: The directory cannot be listed.
+    Raises OSError where the directory cannot be listed.
     """
     found, damage = [], []
     for position, folder in retry(lambda: positions(storage)):

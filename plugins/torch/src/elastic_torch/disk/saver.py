@@ -174,8 +174,7 @@ class Saver:
     def lineage(self, position: Position) -> str:
         """Return the lineage of a run that has loaded nothing. Collective; on the writer's thread.
 
-        Raises:
-            CheckpointSaveError: The directory cannot be read, so nothing can be saved there.
+        Raises CheckpointSaveError where the directory cannot be read, so that nothing can be saved there.
         """
         try:
             return fence.continued_lineage(self.everyone, self.storage, self.group.leads, position.run)

@@ -145,11 +145,7 @@ def release(name: str, timeout: float = PATIENCE) -> bool:
 
 
 def _ask(type_: str, name: str, timeout: float, *descriptors: int) -> tuple[dict[str, Any], int | None]:
-    """Return the agent's answer, {} if there is none, and the descriptor that came with it.
-
-    Raises:
-        ResourceError: The agent could not obey.
-    """
+    """Return the agent's answer, {} if there is none, and its descriptor; raise ResourceError if it could not obey."""
     deadline = time.monotonic() + timeout
     ours, theirs = socket.socketpair(*KIND)
     with ours:
