@@ -31,10 +31,8 @@ from elastic_doctor.findings import Finding, ok, warning, wrong
 from elastic_doctor.store import PATIENCE
 
 SLOW = 1.0  # seconds after which a resolver's answer counts as slow
-LEAST_SHM = 1 << 30
-"""Bytes of /dev/shm below which training scripts commonly run out of it. (Docker gives 64 MiB.)"""
-LEAST_FILES = 1024
-"""Open files below which an agent with eight workers, or a store's host, commonly runs out of them."""
+LEAST_SHM = 1 << 30  # bytes of /dev/shm below which training scripts commonly run out (Docker gives 64 MiB)
+LEAST_FILES = 1024  # open files below which an agent with eight workers, or a store's host, commonly runs out
 
 _MASTER_ADDR = "MASTER_ADDR"
 _SIOCGIFADDR = 0x8915  # asks for an interface's address (netdevice(7))

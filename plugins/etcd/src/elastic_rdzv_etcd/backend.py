@@ -71,8 +71,7 @@ GRANT, KEEP_ALIVE, REVOKE = "/v3/lease/grant", "/v3/lease/keepalive", "/v3/lease
 LOOK_AGAIN = 15.0
 """Seconds after which a waiter that was told nothing reads all the same: a member may be stuck, its streams open."""
 
-BYTES_PER_HEARTBEAT = 200
-"""The bytes that one heartbeat adds to etcd's history, measured (``benchmarks/RESULTS.md``)."""
+BYTES_PER_HEARTBEAT = 200  # that one heartbeat adds to etcd's history, measured (``benchmarks/RESULTS.md``)
 DEFAULT_QUOTA = 2 << 30
 """Bytes after which etcd takes no more writes, unless ``--quota-backend-bytes`` says otherwise
 (https://etcd.io/docs/latest/op-guide/maintenance/#space-quota)."""

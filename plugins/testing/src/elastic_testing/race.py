@@ -24,8 +24,7 @@ WAKE_UP = 10.0
 A backend whose waiters also look by themselves now and then must not let them in its tests, or let them more seldom
 than this: else a wake-up that is lost goes unseen.
 """
-ASLEEP = 0.05
-"""Seconds for which a thread must not have run to count as asleep: longer than a store's answer takes."""
+ASLEEP = 0.05  # seconds without running after which a thread counts as asleep; a store's answer takes less
 FALLS_ASLEEP = 0.5  # most seconds to wait for that: one who looks again and again never sleeps
 RACERS = 6  # threads in a race
 

@@ -22,8 +22,7 @@ from elastic_torch.data.permutation import Order
 from elastic_torch.data.step_counts import SET_BACK, Reading, Steps, Verdict, judge
 
 VERSION = 1  # of the states that samplers save
-CHUNK = 8192
-"""Places that are looked up in the order at once: few enough for a fast first batch, many enough for numpy."""
+CHUNK = 8192  # places that are looked up in the order at once: few for a fast first batch, many for numpy
 
 
 class ElasticDistributedSampler(Sampler[int]):

@@ -156,7 +156,7 @@ def superfluous(found: Sequence[Holding], keep: int, lineage: str) -> list[Holdi
 
 
 def prune(storage: Storage, keep: int, lineage: str) -> None:
-    """Remove what is :func:`superfluous`; what is damaged of it is set aside. Errors are logged."""
+    """Remove what is :func:`superfluous`; what is damaged of it is set aside. Errors are logged, and harm nothing."""
     try:
         found, _ = holdings(storage)
     except OSError as error:

@@ -449,35 +449,40 @@ def snapshot(state: Mapping[str, Any], spare: Mapping[str, Any] | None = None) -
     ``state_dict()`` at the top level is asked for it. The tensors of a ``spare`` copy are written over where they
     fit.
     """
-    targets: list[torch.Tensor] = []
-    sources: list[torch.Tensor] = []
+    asked = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
+    copies = _Copies()
+    copied: dict[str, Any] = copies.of(asked, spare)
+    fill(copies.targets, copies.sources)
+    return copied
 
-    def copy_of(value: Any, spare: Any) -> Any:
+
+class _Copies:
+    def __init__(self) -> None:
+        self.targets: list[torch.Tensor] = []
+        self.sources: list[torch.Tensor] = []
+
+    def of(self, value: Any, spare: Any) -> Any:
+        """Return a copy of a part of the state, in the memory of an earlier one where that fits."""
         if isinstance(value, torch.Tensor):
-            return copy_of_tensor(value.detach(), spare)
+            return self._of_tensor(value.detach(), spare)
         if isinstance(value, Mapping):
             old = spare if isinstance(spare, Mapping) else {}
-            return {key: copy_of(item, old.get(key)) for key, item in value.items()}
+            return {key: self.of(item, old.get(key)) for key, item in value.items()}
         if type(value) in (list, tuple):
             old_items = spare if isinstance(spare, (list, tuple)) and len(spare) == len(value) else [None] * len(value)
-            return type(value)(copy_of(item, old) for item, old in zip(value, old_items, strict=True))
+            return type(value)(self.of(item, old) for item, old in zip(value, old_items, strict=True))
         return copy.deepcopy(value)
 
-    def copy_of_tensor(tensor: torch.Tensor, spare: Any) -> torch.Tensor:
+    def _of_tensor(self, tensor: torch.Tensor, spare: Any) -> torch.Tensor:
         if isinstance(spare, torch.Tensor) and _form(spare) == _form(tensor):
             target = spare
         elif type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized:
             target = like(tensor)
         else:
             return tensor.to("cpu", copy=True)
-        targets.append(_local(target))
-        sources.append(_local(tensor))
+        self.targets.append(_local(target))
+        self.sources.append(_local(tensor))
         return target
-
-    asked = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
-    copied: dict[str, Any] = copy_of(asked, spare)
-    fill(targets, sources)
-    return copied
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
