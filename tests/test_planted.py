@@ -21,8 +21,8 @@ from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol.codec import decode_entry
 from elastic_core.protocol.settings import PROTOCOL
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
+from elastic_rdzv_etcd.backend import Keys
 from elastic_rdzv_etcd.options import DEFAULT_PREFIX
-from elastic_rdzv_etcd.records import Keys
 from elastic_rdzv_redis.backend import keys_of
 
 Connect = Callable[[str], RendezvousBackend]

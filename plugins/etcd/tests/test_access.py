@@ -22,10 +22,9 @@ from etcd_servers import Etcd, administer, asked, refusing_port, running
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link
 from elastic_rdzv_etcd import options, plugin, plugin_v2
-from elastic_rdzv_etcd.backend import EtcdBackend
+from elastic_rdzv_etcd.backend import EtcdBackend, Keys
 from elastic_rdzv_etcd.client import View, Watch
 from elastic_rdzv_etcd.options import DEFAULTS, Options
-from elastic_rdzv_etcd.records import Keys
 from elastic_testing.connections import long_wait, woken
 from elastic_testing.race import PATIENCE, background
 

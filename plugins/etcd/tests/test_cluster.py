@@ -18,9 +18,9 @@ from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
 from elastic_core.rendezvous.backend import ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_core.rendezvous.records import Entry
 from elastic_rdzv_etcd import client, plugin
+from elastic_rdzv_etcd.backend import EXPIRY, Keys
 from elastic_rdzv_etcd.client import Held, View, Watch
 from elastic_rdzv_etcd.connection import ATTEMPT
-from elastic_rdzv_etcd.records import EXPIRY, Keys
 from elastic_testing.connections import chain, long_wait, woken
 
 Open = Callable[[str, str, str], RendezvousBackend]

@@ -17,7 +17,7 @@ from backends import opened, opened_v2
 from etcd_servers import PATIENCE, Etcd, administer
 
 from elastic_core.rendezvous.backend import RendezvousBackend
-from elastic_rdzv_etcd.records import Keys
+from elastic_rdzv_etcd.backend import Keys
 from elastic_testing.backend_conformance import (
     LineConformance,
     PlantConformance,

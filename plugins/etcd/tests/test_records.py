@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_rdzv_etcd.records import Keys
+from elastic_rdzv_etcd.backend import Keys
 
 NAMES = ["job", "job/1", "..", "größe 7*", "a\nb", "\udcff", "%2F"]
 

@@ -319,11 +319,7 @@ class Search:
             self.patience.pause(left)  # an interface may be on its way up
 
     def reach(self) -> Address:
-        """Return the first address where a server listens; tries again until there is one.
-
-        Raises:
-            RendezvousConnectionError: There was none for as long as the patience lasts.
-        """
+        """Return the first address where a server listens; raise RendezvousConnectionError when patience has ended."""
         while self._found is None and (failure := self._knock(_KNOCK)) is not None:
             if not self.patience.left():
                 raise self._refusal(failure) from failure
@@ -333,11 +329,7 @@ class Search:
         return self._found
 
     def waiting(self) -> None:
-        """Tell people that a server listens, and does not answer as a store would.
-
-        Raises:
-            RendezvousConnectionError: It answers as etcd or Redis.
-        """
+        """Tell people that no store answers there yet; raise RendezvousConnectionError if etcd or Redis does."""
         if (backend := self._other_backend()) is not None:
             raise RendezvousConnectionError(
                 f"{NAMES[backend]} answers at {self._where()}, and no store of an agent's.",

@@ -24,8 +24,7 @@ REMOVED = b"-"
 UNWRITTEN = b""
 
 ENTRY_APPENDED = 1
-ROW_CHANGED = (1 << 32) + 1
-"""The increment of ``changes`` for a change: one atomic addition moves both counters."""
+ROW_CHANGED = (1 << 32) + 1  # what a change adds to ``changes``: one atomic addition moves both counters
 ROW_CYCLE = 1 << 62
 """The amount to subtract from ``changes`` at that value: TCPStore counts in signed 64-bit integers, to 2^63."""
 KEPT_BELLS = 1024

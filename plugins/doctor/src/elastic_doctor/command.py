@@ -21,15 +21,8 @@ if TYPE_CHECKING:
     from elastic_doctor.examination import Subject
 
 TAKEN = (
-    "rdzv_backend",
-    "rdzv_endpoint",
-    "rdzv_id",
-    "rdzv_conf",
-    "node_rank",
-    "master_addr",
-    "master_port",
-    "local_addr",
-    "plugin",
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
+    *("node_rank", "master_addr", "master_port", "local_addr", "plugin"),
 )
 """The flags of ``elastic run`` that say where and how nodes meet."""
 SEVERAL = NodeRange(1, 2)

@@ -20,7 +20,7 @@ from elastic_core.errors import ElasticError, RendezvousConnectionError, Rendezv
 from elastic_core.exit_codes import ExitCode
 from elastic_core.host import advertised_address, endpoint_host, installed_versions
 from elastic_core.plugins import BACKENDS, Catalogue, Plugins
-from elastic_core.rendezvous import RendezvousBackend, RendezvousOptions, RendezvousParameters
+from elastic_core.rendezvous import HostPort, RendezvousBackend, RendezvousOptions, RendezvousParameters
 from elastic_doctor import host, store
 from elastic_doctor.findings import OF_STORE, Finding, State, ok, refused, skipped, warning, wrong
 
@@ -294,7 +294,7 @@ def _examine_handler(subject: Subject, report: Report) -> None:
 
 def check_listener(name: str, port: int) -> Finding:
     """Check whether a server takes connections there."""
-    where = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    where = HostPort(name, port)
     try:
         host.bounded(lambda: socket.create_connection((name, port), store.PATIENCE).close())
     except OSError as exc:

@@ -28,8 +28,7 @@ class State(str, enum.Enum):
 COLOURS = {State.OK: "green", State.WARNING: "yellow", State.WRONG: "red", State.SKIPPED: "bright_black"}
 STATE_WIDTH = max(len(state.value) for state in State)
 NAME_WIDTH = len("shared memory")
-INDENT = " " * (2 + STATE_WIDTH + 2 + NAME_WIDTH + 2)
-"""The width before the observation; the advice begins there, too."""
+INDENT = " " * (2 + STATE_WIDTH + 2 + NAME_WIDTH + 2)  # before the observation; the advice begins there, too
 OF_STORE = ("connect", "connections", "roster", "ledger", "waiting", "isolation", "heartbeat time", "wake-up time")
 """The checks of a store, in their order."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import fcntl
 import os
 import platform
 import resource
@@ -26,14 +26,13 @@ from elastic_core.host import (
     says_loopback,
 )
 from elastic_core.protocol import Versions
+from elastic_core.rendezvous import ip_address
 from elastic_doctor.findings import Finding, ok, warning, wrong
 from elastic_doctor.store import PATIENCE
 
 SLOW = 1.0  # seconds after which a resolver's answer counts as slow
-LEAST_SHM = 1 << 30
-"""Bytes of /dev/shm below which training scripts commonly run out of it. (Docker gives 64 MiB.)"""
-LEAST_FILES = 1024
-"""Open files below which an agent with eight workers, or a store's host, commonly runs out of them."""
+LEAST_SHM = 1 << 30  # bytes of /dev/shm below which training scripts commonly run out (Docker gives 64 MiB)
+LEAST_FILES = 1024  # open files below which an agent with eight workers, or a store's host, commonly runs out
 
 _MASTER_ADDR = "MASTER_ADDR"
 _SIOCGIFADDR = 0x8915  # asks for an interface's address (netdevice(7))
@@ -163,11 +162,7 @@ def bounded(ask: Callable[[], _T]) -> _T:
 
 
 def look_up(host: str) -> list[str]:
-    """Return the numeric addresses of a host, the resolver's favourite first, each once.
-
-    Raises:
-        OSError: There is none, or no answer in time.
-    """
+    """Return a host's numeric addresses, the resolver's favourite first; raise OSError if none comes in time."""
     try:
         found = bounded(lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     except UnicodeError as exc:
@@ -177,8 +172,6 @@ def look_up(host: str) -> list[str]:
 
 def interface_of(address: str) -> str | None:
     """Return the name of the interface that has an IPv4 address; None if none has it."""
-    import fcntl
-
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # this one has no IPv4 address
@@ -235,10 +228,8 @@ def _unreachable(address: str) -> str | None:
 
 
 def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
+    literal = ip_address(address)
+    return literal is not None and literal.is_loopback
 
 
 def _why(exc: OSError) -> str:

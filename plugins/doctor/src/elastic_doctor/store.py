@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError as Late
 from statistics import median
-from threading import Thread
 from typing import TypeAlias
 
 from elastic_core.config import Timing
@@ -18,6 +17,7 @@ from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.protocol import SUSPICION_SECONDS
 from elastic_core.rendezvous import ORIGIN, TOMBSTONE, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.threads import asked
 from elastic_doctor.findings import Finding, ok, warning, wrong
 
 At: TypeAlias = Callable[[str], None]  # told what is tried next, which from then on has its own time to answer
@@ -87,14 +87,14 @@ def check_wake_up(store: RendezvousBackend, second: RendezvousBackend, at: At) -
     """Check that a wait ends when another connection appends or amends."""
     at("wait for a row")
     before = store.wait(Cursor(), roster=True, timeout=0)
-    waiting = Waiter(store, before, roster=True)
+    waiting = begin_wait(store, before, roster=True)
     second.amend(OTHER, 1, b"running")
-    _expect(waiting.woken() is not None, f"an amendment over another connection wakes no waiter within {PATIENCE:g} s")
+    _expect(woken(waiting) is not None, f"an amendment over another connection wakes no waiter within {PATIENCE:g} s")
     at("wait for an entry")
     before = store.wait(Cursor(), roster=False, timeout=0)
-    waiting = Waiter(store, before, roster=False)
+    waiting = begin_wait(store, before, roster=False)
     _expect(second.append(_SECOND, Link(3, "doctor-third"), b"third"), "a third entry does not go in")
-    _expect(waiting.woken() is not None, f"an entry over another connection wakes no waiter within {PATIENCE:g} s")
+    _expect(woken(waiting) is not None, f"an entry over another connection wakes no waiter within {PATIENCE:g} s")
     return ok("waiting", "an append and an amendment over one connection wake who waits on another")
 
 
@@ -108,38 +108,32 @@ def check_isolation(store: RendezvousBackend, stranger: RendezvousBackend, at: A
     return ok("isolation", "a job of another id sees nothing of this one")
 
 
-class Waiter:
-    """A waiter on a thread, with a connection that is used for nothing else meanwhile."""
+def begin_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> Future[float | None]:
+    """Wait on a thread, over a connection that is used for nothing else meanwhile, until :func:`woken`."""
 
-    def __init__(self, store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> None:
-        self._store, self._cursor, self._roster = store, cursor, roster
-        self._woken: Future[float | None] = Future()
-        Thread(target=self._wait, name="elastic-doctor-waiter", daemon=True).start()
-        time.sleep(FALLS_ASLEEP)
+    def wait() -> float | None:
+        deadline = time.monotonic() + PATIENCE
+        while (left := deadline - time.monotonic()) > 0:
+            now = store.wait(cursor, roster=roster, timeout=left)
+            moved = now.head != cursor.head or (roster and now.roster != cursor.roster)
+            if moved and (ended := time.monotonic()) < deadline:
+                return ended
+        return None
 
-    def woken(self) -> float | None:
-        """Return when the wait ended, by ``time.monotonic()``; None if nothing had woken it within :data:`PATIENCE`.
+    waiting = asked(wait, name="elastic-doctor-waiter")
+    time.sleep(FALLS_ASLEEP)
+    return waiting
 
-        Raises:
-            RendezvousError: The wait failed.
-        """
-        try:
-            return self._woken.result(PATIENCE + GRACE)
-        except Late:
-            return None
 
-    def _wait(self) -> None:
-        try:
-            deadline = time.monotonic() + PATIENCE
-            while (left := deadline - time.monotonic()) > 0:
-                now = self._store.wait(self._cursor, roster=self._roster, timeout=left)
-                moved = now.head != self._cursor.head or (self._roster and now.roster != self._cursor.roster)
-                if moved and (woken_at := time.monotonic()) < deadline:
-                    self._woken.set_result(woken_at)
-                    return
-            self._woken.set_result(None)
-        except BaseException as exc:
-            self._woken.set_exception(exc)
+def woken(waiting: Future[float | None]) -> float | None:
+    """Return when the wait ended, by ``time.monotonic()``; None if nothing had woken it within :data:`PATIENCE`.
+
+    Raise its RendezvousError if it failed.
+    """
+    try:
+        return waiting.result(PATIENCE + GRACE)
+    except Late:
+        return None
 
 
 def _expect(condition: bool, otherwise: str) -> None:
@@ -171,12 +165,12 @@ def measure_wake_ups(store: RendezvousBackend, second: RendezvousBackend, at: At
         nonlocal prev
         entry = Link(prev.index + 1, f"doctor-{prev.index + 1}")
         at(f"entry {entry.index}")
-        waiting = Waiter(store, Cursor(prev.index), roster=False)
+        waiting = begin_wait(store, Cursor(prev.index), roster=False)
         began = time.monotonic()
         if not second.append(prev, entry, b"measured"):
             raise RendezvousStateError(f"Entry {entry.index} does not go in, and no other program writes there.")
-        prev, woken_at = entry, waiting.woken()
-        return (began + PATIENCE if woken_at is None else woken_at) - began
+        prev, ended = entry, woken(waiting)
+        return PATIENCE if ended is None else ended - began
 
     return judge_wake_ups(_repeat(wake, WAKE_UPS))
 

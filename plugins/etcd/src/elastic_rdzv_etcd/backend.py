@@ -1,4 +1,14 @@
-"""Roster and ledger on etcd's API v3. The keys are listed in ``records``.
+"""Roster and ledger on etcd's API v3.
+
+What one job keeps, below ``PREFIX/<job id>/``, all on one lease of a week that heartbeats renew::
+
+    head            the newest entry's link; what an append compares, and a heartbeat reads
+    state/newest    the newest entry once more; what followers watch, who so need not read it
+    state/roster    rewritten with every enter, amend and remove; its revision is the roster's version
+    ledger/7        entry 7; written once
+    arrivals        rewritten for every serial that is handed out; how often that was, etcd counts
+    row/<node>      a row
+    heartbeat/<node>     its heartbeat
 
 Whatever must not come apart is one transaction, so there is nothing to repair after a crash, and nothing that happens
 twice when a request is made again after its reply was lost:
@@ -18,9 +28,10 @@ Reads are linearizable (etcd's default), so none is older than what was known be
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from base64 import b64decode
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,6 +44,7 @@ from elastic_core.rendezvous import (
     Entry,
     HeartbeatReply,
     Link,
+    RecordReader,
     RendezvousBackend,
     RosterRow,
     Row,
@@ -45,18 +57,21 @@ from elastic_core.rendezvous import (
     unquoted,
 )
 from elastic_rdzv_etcd.client import RANGE, Client, Cluster, Lost, View, Watcher, range_of, text_of
-from elastic_rdzv_etcd.records import EXPIRY, READER, RENEW, Keys, check_newest
 
 if TYPE_CHECKING:
     from elastic_rdzv_etcd.sidecar import Sidecar
+
+EXPIRY = 7 * 86400  # seconds after the last heartbeat at which a job's keys are gone
+RENEW = 3600.0  # seconds between two renewals of that by one agent
+_HINT = "Something that is not part of this job has written to etcd; give the job a prefix (etcd_prefix) of its own."
+READER = RecordReader("etcd", _HINT)
 
 TXN, STATUS = "/v3/kv/txn", "/v3/maintenance/status"
 GRANT, KEEP_ALIVE, REVOKE = "/v3/lease/grant", "/v3/lease/keepalive", "/v3/lease/revoke"
 LOOK_AGAIN = 15.0
 """Seconds after which a waiter that was told nothing reads all the same: a member may be stuck, its streams open."""
 
-BYTES_PER_HEARTBEAT = 200
-"""The bytes that one heartbeat adds to etcd's history, measured (``benchmarks/RESULTS.md``)."""
+BYTES_PER_HEARTBEAT = 200  # that one heartbeat adds to etcd's history, measured (``benchmarks/RESULTS.md``)
 DEFAULT_QUOTA = 2 << 30
 """Bytes after which etcd takes no more writes, unless ``--quota-backend-bytes`` says otherwise
 (https://etcd.io/docs/latest/op-guide/maintenance/#space-quota)."""
@@ -66,6 +81,43 @@ FEW = 32
 """So many rows are asked for by name, since etcd takes 128 questions at a time; of more, all that there are."""
 
 Json: TypeAlias = dict[str, Any]
+
+
+class Keys:
+    """The keys of one job; ``state``, ``rows`` and ``heartbeats`` are prefixes of keys."""
+
+    def __init__(self, prefix: str, run_id: str) -> None:
+        self._job = job = f"{prefix}/{quoted(run_id)}/".encode()
+        self.head, self.arrivals = job + b"head", job + b"arrivals"
+        self.state, self.newest, self.roster = job + b"state/", job + b"state/newest", job + b"state/roster"
+        self.rows, self.heartbeats = job + b"row/", job + b"heartbeat/"
+        self.lease = int.from_bytes(hashlib.sha256(job + b"lease").digest()[:8], "big") >> 1 or 1
+        """The number of the job's lease, a positive int64: made from the job's name, so that every node knows it."""
+
+    def ledger(self, index: int) -> bytes:
+        """Return the key of an entry."""
+        return self._job + b"ledger/%d" % index
+
+    def row(self, node_id: str) -> bytes:
+        """Return the key of a node's row."""
+        return self.rows + quoted(node_id).encode()
+
+    def heartbeat(self, node_id: str) -> bytes:
+        """Return the key of a node's heartbeat."""
+        return self.heartbeats + quoted(node_id).encode()
+
+
+def check_newest(head: bytes | None, newest: bytes | None) -> None:
+    """Refuse, by RendezvousStateError, a head beside another newest entry: they are written together.
+
+    Who waits for the one would build on it, and be refused by the other for ever.
+    """
+    links = READER.link(head), ORIGIN if newest is None else READER.entry(newest).link
+    if links[0] != links[1]:
+        first, second = (f"entry {link.index}" if link.index else "nothing" for link in links)
+        raise RendezvousStateError(
+            f"etcd holds {first} as the job's head, and {second} as its newest entry.", hint=_HINT
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +226,18 @@ class EtcdBackend(RendezvousBackend):
         """Add a row: its serial first, and then the row. Two round trips, however many nodes do the same."""
         keys = self._keys
         check_size(f"The row of {node_id}", value)  # before it costs a serial
-        absent = _is_absent(keys.row(node_id))
+        row, absent = keys.row(node_id), _is_absent(keys.row(node_id))
         while True:
-            done, answers = self._txn(
-                [absent], [self._put(keys.arrivals, b"", prev_kv=True)], [_get(keys.row(node_id))]
-            )
+            done, answers = self._txn([absent], [self._put(keys.arrivals, b"", prev_kv=True)], [_get(row)])
             if done:
                 serial = int(answers[0].get("prev_kv", {}).get("version", "0")) + 1
                 made = [
-                    self._put(keys.row(node_id), Row(node_id, serial, 0, value).pack()),
+                    self._put(row, Row(node_id, serial, 0, value).pack()),
                     self._put(keys.heartbeat(node_id), b"0"),
                     self._put(keys.roster, b""),
-                    _get(keys.row(node_id), keys_only=True),
+                    _get(row, keys_only=True),
                 ]
-                done, answers = self._txn([absent], made, [_get(keys.row(node_id))])
+                done, answers = self._txn([absent], made, [_get(row)])
                 if done:
                     self._common.made[node_id] = Made(serial, str(answers[-1]["kvs"][0]["create_revision"]))
                     return serial
@@ -347,27 +397,20 @@ class EtcdBackend(RendezvousBackend):
         now = self._cursor(view, cursor, roster)
         return now.head < cursor.head or (now.head == cursor.head and now.roster < cursor.roster)
 
-    def _txn(
-        self, compare: Sequence[Json], success: Sequence[Json], failure: Sequence[Json]
-    ) -> tuple[bool, list[Json]]:
+    def _txn(self, compare: list[Json], success: list[Json], failure: list[Json]) -> tuple[bool, list[Json]]:
         """Run a transaction; return whether its conditions held, and the answers of the branch that was taken."""
         self._told = None
         request = {"compare": compare, "success": success, "failure": failure}
         for _ in range(3):
             try:
                 said = self._client.call(TXN, request)
-            except Lost:
-                self._grant()  # the first write of a job, or of one that all had forgotten
+            except Lost:  # the first write of a job, or of one that all had forgotten
+                with contextlib.suppress(Lost):  # another node was faster
+                    self._client.call(GRANT, {"ID": self._lease, "TTL": str(EXPIRY)})
             else:
                 answers = [next(iter(answer.values())) for answer in said.get("responses", ())]
                 return bool(said.get("succeeded")), answers
         raise RendezvousConnectionError("etcd loses the job's lease as soon as it has granted it.")
-
-    def _grant(self) -> None:
-        try:
-            self._client.call(GRANT, {"ID": self._lease, "TTL": str(EXPIRY)})
-        except Lost:  # another node was faster
-            return
 
     def _put(self, key: bytes, value: bytes, *, prev_kv: bool = False) -> Json:
         put = {"key": text_of(key), "value": text_of(value), "lease": self._lease, "prev_kv": prev_kv}

@@ -47,10 +47,9 @@ from elastic_core.rendezvous import (
     quoted,
     unquoted,
 )
-from elastic_rdzv_etcd.backend import LOOK_AGAIN
+from elastic_rdzv_etcd.backend import EXPIRY, LOOK_AGAIN, READER, RENEW
 from elastic_rdzv_etcd.client_v2 import ClientV2
 from elastic_rdzv_etcd.connection import Members
-from elastic_rdzv_etcd.records import EXPIRY, READER, RENEW
 
 _NO_DIRECTORY = "Not a file"
 """The internal error with which etcd 3.5 answers a change of the time that a directory has to live."""

@@ -32,7 +32,10 @@ _T = TypeVar("_T")
 
 
 class Cluster(Members):
-    """The members, and the token."""
+    """The members, and the token.
+
+    Who asks for a token gets a Refusal where the member does not let us in, and Unreachable where it did not answer.
+    """
 
     def __init__(self, endpoints: Sequence[Endpoint], options: Options) -> None:
         super().__init__(endpoints, options)
@@ -42,12 +45,7 @@ class Cluster(Members):
         """True if a token is needed; not while the cluster asks for no password."""
 
     def token(self, gateway: Gateway, timeout: float) -> str | None:
-        """Return the token, asked for if there is none; None where none is needed.
-
-        Raises:
-            Refusal: The member does not let us in.
-            Unreachable: It did not answer.
-        """
+        """Return the token, asked for if there is none; None where none is needed."""
         if not self.passwords:
             return None
         return self._token or self.another_token(gateway, timeout, None)
@@ -56,10 +54,6 @@ class Cluster(Members):
         """Return a token newer than ``worn_out``, asked for unless there is one; None where none is needed.
 
         ``worn_out`` is the token that a member has refused; None where it was given none, and wants one.
-
-        Raises:
-            Refusal: The member does not let us in.
-            Unreachable: It did not answer.
         """
         with self._authenticating:
             if self._token == worn_out:
@@ -85,7 +79,11 @@ class Lost(Exception):
 
 
 class Client(Connection):
-    """One connection at a time, made when it is needed."""
+    """One connection at a time, made when it is needed.
+
+    What asks raises RendezvousConnectionError where no member answered in time, or none lets us in, or this connection
+    is closed; and RendezvousStateError where they refuse it for what it is.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
@@ -93,12 +91,9 @@ class Client(Connection):
         self._gateway: Gateway | None = None
 
     def call(self, path: str, request: Mapping[str, Any], *, reaching: bool = False) -> dict[str, Any]:
-        """Ask, and read the answer; ``reaching`` says that it is the first question, which has a time of its own.
+        """Ask, and read the answer; raise Lost if the lease that the request names is not there.
 
-        Raises:
-            Lost: The lease that the request names is not there.
-            RendezvousConnectionError: No member answered in time, or none lets us in, or this connection is closed.
-            RendezvousStateError: They refuse it for what it is.
+        ``reaching`` says that it is the first question, which has a time of its own.
         """
         body = json.dumps(request).encode()
 
@@ -108,12 +103,7 @@ class Client(Connection):
         return self._ask_any(partial(self._ask, ask), reaching=reaching)
 
     def stream(self, path: str, request: Mapping[str, Any]) -> tuple[Gateway, Iterator[dict[str, Any]]]:
-        """Ask over a connection of its own for a stream of messages; the caller closes the connection.
-
-        Raises:
-            RendezvousConnectionError: No member answered in time, or this connection is closed.
-            RendezvousStateError: They refuse it for what it is.
-        """
+        """Ask over a connection of its own for a stream of messages; the caller closes the connection."""
         body = json.dumps(request).encode()
 
         def ask(gateway: Gateway, token: str | None, timeout: float) -> Iterator[dict[str, Any]]:
@@ -151,7 +141,9 @@ class Client(Connection):
         except Refusal as exc:
             if exc.kind is Kind.PASSING:
                 raise Unreachable(str(exc)) from exc
-            raise self._refused(exc, site) from exc
+            if exc.kind in (Kind.NO_LEASE, Kind.LEASE_THERE):
+                raise Lost(exc.text) from exc
+            raise in_words(exc, site, self.cluster.options.user) from exc
 
     def _ask_with_token(self, ask: Callable[[Gateway, str | None, float], _T], site: Site, timeout: float) -> _T:
         deadline = time.monotonic() + timeout
@@ -188,11 +180,6 @@ class Client(Connection):
             gateway, self._gateway, self._site = self._gateway, None, None
         if gateway is not None:
             gateway.discard()
-
-    def _refused(self, refused: Refusal, site: Site) -> Exception:
-        if refused.kind in (Kind.NO_LEASE, Kind.LEASE_THERE):
-            return Lost(refused.text)
-        return in_words(refused, site, self.cluster.options.user)
 
 
 def text_of(data: bytes) -> str:
@@ -242,14 +229,7 @@ class View:
 
 
 class Watch:
-    """A watch of some keys.
-
-    ``end`` is the key after the last one; None for one key.
-
-    Raises:
-        RendezvousConnectionError: No member answers, or none lets us in.
-        RendezvousStateError: They refuse it.
-    """
+    """A watch of keys, up to but not with ``end``, or of one key without that. Raises what :class:`Client` does."""
 
     def __init__(self, client: Client, first: bytes, end: bytes | None, view: View) -> None:
         asked = {**range_of(first, end), "start_revision": str(view.revision + 1)}
@@ -311,7 +291,10 @@ class Watch:
 
 
 class Watcher:
-    """The watch of one connection: kept over many waits, and begun anew when it has ended."""
+    """The watch of one connection: kept over many waits, and begun anew when it has ended.
+
+    What asks raises what :class:`Client` does.
+    """
 
     PATIENCE = 5  # watches in a row that may end without having told of anything
 
@@ -327,10 +310,6 @@ class Watcher:
 
         A look that finds less than a watch has told of before shows a store that has gone back. That watch would tell
         of nothing until the store has come as far again, and what it has told is no longer so.
-
-        Raises:
-            RendezvousConnectionError: No member answered in time.
-            RendezvousStateError: They refuse it.
         """
         told = 0 if self._watch is None else self._watch.view.revision
         view = View.of(self._client.call(RANGE, range_of(first, end)))
@@ -347,12 +326,9 @@ class Watcher:
         return seen[1] if seen is not None and seen[0] == (first, end) else None
 
     def sleep(self, first: bytes, end: bytes | None, view: View, timeout: float) -> View | None:
-        """Return these keys once they are no longer as in ``view``; None where that is not known, after ``timeout``
-        seconds.
+        """Return these keys once they are no longer as in ``view``; None where that is not known after ``timeout`` s.
 
-        Raises:
-            RendezvousConnectionError: Watches end as soon as they begin, or this was closed.
-            RendezvousStateError: They are refused.
+        Raise RendezvousConnectionError also where watches end as soon as they begin, or this was closed.
         """
         watch = self._watch
         if watch is None or watch.keys != (first, end):

@@ -61,6 +61,7 @@ class Refusal(Exception):
         self.kind, self.text = kind, text
 
 
+_PASSING = ("no leader", "leader changed", "not leader", "timed out", "too many requests", "server stopped")
 _TEXTS: tuple[tuple[str, Kind], ...] = (
     ("invalid auth token", Kind.TOKEN),
     ("revision of auth store is old", Kind.TOKEN),
@@ -71,12 +72,7 @@ _TEXTS: tuple[tuple[str, Kind], ...] = (
     ("user name is empty", Kind.TOKEN),
     ("permission denied", Kind.DENIED),
     ("database space exceeded", Kind.FULL),
-    ("no leader", Kind.PASSING),
-    ("leader changed", Kind.PASSING),
-    ("not leader", Kind.PASSING),
-    ("timed out", Kind.PASSING),
-    ("too many requests", Kind.PASSING),
-    ("server stopped", Kind.PASSING),
+    *((text, Kind.PASSING) for text in _PASSING),
 )
 _CODES = {
     1: Kind.PASSING,  # cancelled
@@ -193,10 +189,10 @@ class _AtOnce(http.client.HTTPConnection):
 
 
 class Gateway:
-    """A connection.
+    """A connection. Making it raises Unreachable if no server listens there, or it does not speak TLS or HTTP.
 
-    Raises:
-        Unreachable: No server listens there, or it does not speak as it must (TLS, HTTP).
+    To ask raises Refusal if the member does not do it, and Unreachable if there was no answer, or no further one: then
+    it is not known whether it was done.
     """
 
     def __init__(self, site: Site, context: ssl.SSLContext | None, timeout: float) -> None:
@@ -220,12 +216,7 @@ class Gateway:
         self._socket.close()
 
     def post(self, path: str, body: bytes, token: str | None, timeout: float) -> dict[str, Any]:
-        """Ask, and read the answer; each wait for a part of it takes ``timeout`` seconds at most.
-
-        Raises:
-            Refusal: The member does not do it.
-            Unreachable: There was no answer; whether it was done is not known.
-        """
+        """Ask, and read the answer; each wait for a part of it takes ``timeout`` seconds at most."""
         with _reported(timeout, self._doubt):
             text = self._ask(path, body, token, timeout).read(MOST_BYTES + 1)
             if len(text) > MOST_BYTES:
@@ -236,9 +227,7 @@ class Gateway:
     def stream(self, path: str, body: bytes, token: str | None, timeout: float) -> Iterator[dict[str, Any]]:
         """Ask, and read one message after the other, for as long as they come; the first one is waited for here.
 
-        Raises:
-            Refusal: The member does not do it. If its first message says so, this connection has been used up.
-            Unreachable: There was no answer, or no further one.
+        If that is a Refusal, this connection has been used up.
         """
         with _reported(timeout, self._doubt):
             answer = self._ask(path, body, token, timeout)

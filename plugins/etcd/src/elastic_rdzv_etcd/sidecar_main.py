@@ -42,7 +42,8 @@ def main(lifeline: socket.socket, binary: str) -> None:
             etcd = _start(binary, Path(folder), port)
             if _is_up(etcd, port, lifeline):
                 lifeline.sendall(f"ready {port} {folder}\n".encode())
-                _await_the_end(lifeline, etcd)
+                watched: list[socket.socket | int] = [lifeline, os.pidfd_open(etcd.pid)]
+                select.select(watched, [], [])  # until the agent lets go, or etcd ends
                 _end(etcd)
                 return
             _end(etcd)
@@ -96,12 +97,6 @@ def _is_up(etcd: subprocess.Popen[bytes], port: int, lifeline: socket.socket) ->
         except OSError:
             continue
     return False
-
-
-def _await_the_end(lifeline: socket.socket, etcd: subprocess.Popen[bytes]) -> None:
-    pidfd = os.pidfd_open(etcd.pid)
-    watched: list[socket.socket | int] = [lifeline, pidfd]
-    select.select(watched, [], [])
 
 
 def _end(etcd: subprocess.Popen[bytes]) -> None:

@@ -159,11 +159,7 @@ class JobDirectory:
                 Path(part).mkdir(exist_ok=True)
 
     def erase(self) -> None:
-        """Delete it, with all that is in it; and its parent if that was made for it, and no other job is there.
-
-        Raises:
-            OSError: That is not permitted.
-        """
+        """Delete it, all that is in it, and its parent if made for it and empty; raise OSError if not permitted."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self.directory)
         if self._parent_is_ours:

@@ -3,6 +3,8 @@
 Made for directories that several hosts mount. Over NFS, an exclusive create can be reported wrongly when its reply is
 lost, so :func:`publish` links a finished file into place, as open(2) advises; and a client may remember for half a
 minute that a file is *not* there, so absence is believed only after :func:`revalidate`, which asks the server.
+
+Functions raise OSError for what the file system refuses; :func:`store_errors` makes errors of a backend of that.
 """
 
 from __future__ import annotations
@@ -21,8 +23,7 @@ from elastic_core.rendezvous import hex_digest
 PLANTED = "Something else writes in the rendezvous directory; use one that only this job's user can write to."
 DELETED = "Another program deletes files of a running job; leave its directory alone."
 
-_NAME_LENGTH = 100
-"""Characters that a name may have; with a serial and a revision it stays far below the 255 of file systems."""
+_NAME_LENGTH = 100  # characters of a name, to which a serial and a revision come: file systems take 255
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a planted FIFO must not block us either
 _WRITE_FLAGS = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -46,7 +47,6 @@ def publish(scratch: str, target: str, content: bytes, *, durable: bool = False)
     power failure once this has returned.
 
     Raises:
-        OSError: It could not be written.
         RendezvousConnectionError: The file system has no hard links.
     """
     draft = _draft(scratch, content, durable=durable)
@@ -97,11 +97,7 @@ def _link(draft: str, target: str) -> bool:
 
 
 def republish(scratch: str, target: str, content: bytes) -> None:
-    """Replace a file, or make it, at one instant: who reads it finds all of the old content or all of the new.
-
-    Raises:
-        OSError: It could not be written.
-    """
+    """Replace a file, or make it, at one instant: who reads it finds all of the old content or all of the new."""
     draft = _draft(scratch, content)
     try:
         os.rename(draft, target)
@@ -116,7 +112,6 @@ def fetch(path: str, limit: int) -> bytes | None:
 
     Raises:
         RendezvousStateError: It is larger, or no plain file.
-        OSError: It, or its directory, cannot be read.
     """
 
     def read(fd: int) -> bytes:
@@ -161,11 +156,7 @@ def discard(path: str) -> bool:
 
 
 def revalidate(directory: str) -> None:
-    """Open a directory: proof that it is there, and over NFS the question to the server that refreshes what is in it.
-
-    Raises:
-        OSError: It is gone.
-    """
+    """Open a directory: proof that it is there, and over NFS the question to the server that refreshes its content."""
     os.close(os.open(directory, _DIRECTORY_FLAGS))
 
 
@@ -181,8 +172,7 @@ def _sync(directory: str) -> None:
 
 
 def _using(path: str, flags: int, use: Callable[[int], _T]) -> _T | None:
-    """Return what ``use`` makes of the opened file; None when there is none, or when it is deleted meanwhile on
-    another host.
+    """Return what ``use`` makes of the opened file; None when there is none, or another host deletes it meanwhile.
 
     Closing is part of it: over NFS that is what sends a write.
     """
@@ -212,13 +202,9 @@ class Numbered:
         return f"{self.directory}/{number:08d}"
 
     def last(self) -> int:
-        """Return the greatest number there is, 0 for none; costs the same however many there are, but for the first
-        call.
+        """Return the greatest number there is, 0 for none; from the second call on at one cost, however many there are.
 
         It can be a smaller one than before, if files were deleted, or an older copy was put in their place.
-
-        Raises:
-            OSError: The directory cannot be read.
         """
         last = self._last
         if last == 0 or not present(self.path(last)):

@@ -49,11 +49,7 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM, 
 
 
 def told(directory: str) -> bool:
-    """Return True if every change in ``directory`` is made through this host's kernel, which then reports it.
-
-    Raises:
-        OSError: There is no such directory.
-    """
+    """Return True if this host's kernel makes every change in ``directory``; raise OSError if there is no such one."""
     buffer = ctypes.create_string_buffer(512)
     _call(_libc.statfs, directory, os.fsencode(directory), buffer)
     return ctypes.cast(buffer, ctypes.POINTER(ctypes.c_long))[0] & 0xFFFF_FFFF in _TOLD

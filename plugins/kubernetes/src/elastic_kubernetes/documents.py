@@ -78,11 +78,7 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def read(text: str, source: str) -> list[object]:
-    """Return the documents of a file that are not empty.
-
-    Raises:
-        UsageError: The file is not YAML; says where.
-    """
+    """Return the documents of a file that are not empty; raise UsageError, which says where, if it is not YAML."""
     try:
         return [document for document in yaml.load_all(text, _Loader) if document is not None]
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as exc:

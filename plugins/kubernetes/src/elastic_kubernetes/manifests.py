@@ -51,8 +51,7 @@ SHARED_MEMORY, SHARED_MEMORY_PATH = "shared-memory", "/dev/shm"
 
 GRACE_PERIOD_SECONDS = 120  # ``terminationGracePeriodSeconds``, where the ElasticJob has none
 SHUTDOWN_SECONDS = 30  # the time between SIGTERM and SIGKILL for workers that did not stop together
-JOIN_SECONDS = 86_400
-"""The wait of pods for the minimum of nodes: a cluster may have no machine for the next one yet."""
+JOIN_SECONDS = 86_400  # the wait of pods for the minimum of nodes: a cluster may have no machine yet
 AGENT_SECONDS = 10  # the time that the agent needs besides, to announce that it leaves and to end its observers
 
 _BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60}
@@ -320,11 +319,7 @@ def find_launch(container: Mapping[str, Any]) -> Launch:
 
 
 def stop_seconds(grace_period: int, job: ElasticJob) -> int:
-    """Return the ``--preemption_grace`` that fits into a pod's ``terminationGracePeriodSeconds``.
-
-    Raises:
-        UsageError: It is too short for a planned stop.
-    """
+    """Return the ``--preemption_grace`` that fits into a pod's grace period; raise UsageError if that is too short."""
     if (left := grace_period - SHUTDOWN_SECONDS - AGENT_SECONDS) < 1:
         needed = SHUTDOWN_SECONDS + AGENT_SECONDS + 1
         raise UsageError(

@@ -19,11 +19,7 @@ def split_value(text: str, separator: str, form: str) -> tuple[str, str]:
 
 
 def parse_duration(text: str, *, most: float) -> float:
-    """Return the seconds that ``text`` means.
-
-    Raises:
-        Wrong: It is not a duration, or not between 0 and ``most`` seconds.
-    """
+    """Return the seconds that ``text`` means; raise Wrong if it is no duration, or not between 0 and ``most`` s."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise Wrong(f"has {text!r} where a duration such as 30s, 10m or 1h is wanted")

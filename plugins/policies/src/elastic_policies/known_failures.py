@@ -376,8 +376,7 @@ _BY_SIGNAL: Mapping[int, FailureClass] = {
     **dict.fromkeys((signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV), FailureClass.FRAMEWORK),
 }
 """The class of a signal that ended a worker, where no text tells more."""
-_SHELL_SIGNAL_BASE = 128
-"""A shell, and a program that handles the signal, exit with this and the signal's number."""
+_SHELL_SIGNAL_BASE = 128  # shells, and programs that handle a signal, exit with this and the signal's number
 
 _OUTER_BAR = re.compile(r"\|(?![^()]*\))")
 """The bar between two alternatives of a whole pattern. After a bar in a group, the group's end is the next bracket."""

@@ -17,9 +17,8 @@ MAX_WINDOW_SECONDS = 30 * 86_400.0
 MAX_STEPS = 10**12
 PROGRESS, CHECKPOINT = "progress", "checkpoint"
 _STEPS = re.compile(r"(\d+) ?steps?")
-CALM_FACTOR = 10.0
-"""A time without a failure of so many times the longest delay, 10 min at least, ends the back-off."""
-CALM_SECONDS = 600.0
+CALM_FACTOR, CALM_SECONDS = 10.0, 600.0
+"""A time without a failure of so many times the longest delay, so many seconds at least, ends the back-off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,8 +80,8 @@ class RedisBackend(RendezvousBackend, ReplaceableServer):
     ``replaceable``: an earlier connection has found that another server may replace the one it leads to; one that
     is cut off shows no replicas.
 
-    Raises:
-        RendezvousConnectionError: The server cannot be reached, refuses us, or will not do.
+    To make one, and whatever asks the server, raises RendezvousConnectionError where it cannot be reached, refuses us,
+    or will not do.
     """
 
     may_forget = True
@@ -106,11 +106,7 @@ class RedisBackend(RendezvousBackend, ReplaceableServer):
         return RedisBackend(self._dialler, self._run_id, replaceable=self._replaceable)
 
     def rehearse(self) -> None:
-        """Try all commands that the job will need, and change nothing; one round trip.
-
-        Raises:
-            RendezvousConnectionError: The server's access list refuses one.
-        """
+        """Try all commands that the job needs, which the access list may refuse, and change nothing; one round trip."""
         self._client.ask("EVAL", scripts.REHEARSE.text, len(self._keys), *self._keys)  # all others begin with EVALSHA
 
     def confirmed_at(self, max_age: float | None = None) -> float:
@@ -141,9 +137,6 @@ class RedisBackend(RendezvousBackend, ReplaceableServer):
         """Add to :attr:`warnings` what the server's limit of clients means for a job of so many nodes.
 
         A server whose access list forbids INFO says nothing, and nothing is added.
-
-        Raises:
-            RendezvousConnectionError: The server cannot be reached.
         """
         try:
             clients = bytes(self._client.ask("INFO", "clients")).decode(errors="replace")

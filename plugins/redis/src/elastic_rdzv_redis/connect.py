@@ -53,8 +53,7 @@ _HINTS = {
 """The advice for an error of a server, by its first word."""
 
 _KEEPS = "noeviction"
-_ECHO = ", with args beginning with"
-"""The words before which a server without AUTH repeats its arguments: the password."""
+_ECHO = ", with args beginning with"  # so a server without AUTH begins to repeat its arguments: the password
 
 
 class _Line(AbstractConnection):
@@ -261,11 +260,7 @@ class Dialler:
         self._context = None if options.tls is None else _tls_context(options)
 
     def dial(self) -> Master:
-        """Return a new connection.
-
-        Raises:
-            RendezvousConnectionError: No server answers, lets us in, or is fit to hold the store.
-        """
+        """Return a new connection; raise RendezvousConnectionError if no server answers, lets us in, or will do."""
         deadline = time.monotonic() + self.options.connect_timeout
         if self.options.sentinel is not None:
             return self._by_sentinels(self.options.sentinel, deadline)
@@ -477,11 +472,7 @@ def _look_up(host: HostPort, patience: float) -> list[Any]:
 
 
 def _check_fitness(client: Client) -> dict[str, str]:
-    """Refuse a server that may throw entries away, and one that cannot be written to; what it says of itself.
-
-    Raises:
-        RendezvousConnectionError: It is one of those.
-    """
+    """Return what a server says of itself; RendezvousConnectionError if it may throw entries away, or takes none."""
     said = client.ask("INFO", "memory") + b"\r\n" + client.ask("INFO", "replication")
     facts = dict(line.split(":", 1) for line in said.decode(errors="replace").splitlines() if ":" in line)
     policy = facts.get("maxmemory_policy", _KEEPS)

@@ -62,11 +62,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str, *, sentinels: bool = False) -> Endpoint:
-        """Read an endpoint: of a server, or of one or more sentinels separated by commas.
-
-        Raises:
-            UsageError: It is none.
-        """
+        """Read an endpoint of a server, or of sentinels separated by commas; raise UsageError if it is none."""
         scheme, user, rest = "redis", None, text
         if "://" in text:
             found = _URL.fullmatch(text)

@@ -19,8 +19,7 @@ from functools import cached_property
 from elastic_core.rendezvous import MAX_RECORD_BYTES, MAX_VALUE_BYTES
 
 EXPIRY = 3 * 24 * 3600  # seconds for which a job's keys outlive the last heartbeat
-OVERSIZED = MAX_VALUE_BYTES + 1
-"""The most bytes of a row's value that are read: enough to see that it has too many."""
+OVERSIZED = MAX_VALUE_BYTES + 1  # bytes of a row's value that are read: enough to see that it has too many
 
 NOT_PERMITTED = ("NOPERM", "can't run this command", "can't access", "ACL failure")
 """The errors of a script without permission: by Redis 6, twice by Redis 7.0, and by later ones and Valkey."""

@@ -22,7 +22,11 @@ The other suites ask for one fixture more each, or two, for what they do to the 
 
 from __future__ import annotations
 
-from elastic_testing.line_suite import HeldLineConformance, LineConformance, SilentLineConformance
+from elastic_testing.line_suite import (
+    HeldLineConformance as HeldLineConformance,
+    LineConformance as LineConformance,
+    SilentLineConformance as SilentLineConformance,
+)
 from elastic_testing.operation_suite import (
     HeartbeatConformance,
     JobConformance,
@@ -30,19 +34,9 @@ from elastic_testing.operation_suite import (
     RosterConformance,
     WaitConformance,
 )
-from elastic_testing.process_suite import ProcessConformance
-from elastic_testing.restart_suite import RestartConformance
-from elastic_testing.run_suite import PlantConformance, RunConformance
-
-__all__ = [
-    "BackendConformance",
-    "HeldLineConformance",
-    "LineConformance",
-    "PlantConformance",
-    "ProcessConformance",
-    "RestartConformance",
-    "SilentLineConformance",
-]
+from elastic_testing.process_suite import ProcessConformance as ProcessConformance
+from elastic_testing.restart_suite import RestartConformance as RestartConformance
+from elastic_testing.run_suite import PlantConformance as PlantConformance, RunConformance
 
 
 class BackendConformance(

@@ -9,17 +9,19 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias
+from typing import ParamSpec, TypeAlias
 
 import pytest
 
 from elastic_core.rendezvous import MAX_VALUE_BYTES, ORIGIN, Cursor, Link, RendezvousBackend
 from elastic_testing.race import PATIENCE, WAKE_UP, asleep, background, outcome, sleeper
 
+_P = ParamSpec("_P")
 ALL_BYTES = bytes(range(256))
 
-MakeBackend: TypeAlias = Callable[[str], RendezvousBackend]
-Connect: TypeAlias = Callable[[], RendezvousBackend]
+Store: TypeAlias = RendezvousBackend  # a connection to the store of one job, as the fixtures open it
+MakeBackend: TypeAlias = Callable[[str], Store]
+Connect: TypeAlias = Callable[[], Store]
 
 
 class Connections:
@@ -41,31 +43,29 @@ class Connections:
     @pytest.fixture
     def open_job(self, make_backend: MakeBackend) -> Iterator[MakeBackend]:
         """``make_backend``, with every connection closed when the test ends, the last one first."""
-        with ExitStack() as stack:
-
-            def opened(run_id: str) -> RendezvousBackend:
-                backend = make_backend(run_id)
-                stack.callback(backend.close)
-                return backend
-
-            yield opened
+        yield from _closing(make_backend)
 
     @pytest.fixture
-    def store(self, open_job: MakeBackend) -> RendezvousBackend:
+    def store(self, open_job: MakeBackend) -> Store:
         """Return the first connection to one job's store."""
         return open_job("job")
 
     @pytest.fixture
-    def connect(self, store: RendezvousBackend) -> Iterator[Connect]:
+    def connect(self, store: Store) -> Iterator[Connect]:
         """Open further connections to the store of ``store``; they are closed when the test ends."""
-        with ExitStack() as stack:
+        yield from _closing(store.connect)
 
-            def connected() -> RendezvousBackend:
-                backend = store.connect()
-                stack.callback(backend.close)
-                return backend
 
-            yield connected
+def _closing(make: Callable[_P, Store]) -> Iterator[Callable[_P, Store]]:
+    """Yield what makes connections; close all that it has made in the end, the last one first."""
+    with ExitStack() as stack:
+
+        def opened(*args: _P.args, **named: _P.kwargs) -> Store:
+            backend = make(*args, **named)
+            stack.callback(backend.close)
+            return backend
+
+        yield opened
 
 
 def chain(length: int) -> list[tuple[Link, Link]]:
@@ -74,7 +74,7 @@ def chain(length: int) -> list[tuple[Link, Link]]:
     return list(pairwise(links))
 
 
-def long_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool, settled: bool = True) -> Future[Cursor]:
+def long_wait(store: Store, cursor: Cursor, *, roster: bool, settled: bool = True) -> Future[Cursor]:
     """Wait in a thread, until the cursor moves, for so long that only the store can end it within :data:`PATIENCE`.
 
     With ``settled`` the thread is asleep by the time that this returns; else it may still be about to look.
@@ -83,12 +83,12 @@ def long_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool, settled
     return asleep(wait) if settled else background(wait)
 
 
-def sleeping_wait(store: RendezvousBackend, cursor: Cursor, *, roster: bool) -> tuple[Future[Cursor], Path]:
+def sleeping_wait(store: Store, cursor: Cursor, *, roster: bool) -> tuple[Future[Cursor], Path]:
     """Return a wait whose thread is asleep, and that thread as a folder ``/proc/PID/task/TID``."""
     return sleeper(partial(_moved, store, cursor, roster))
 
 
-def _moved(store: RendezvousBackend, cursor: Cursor, roster: bool) -> Cursor:
+def _moved(store: Store, cursor: Cursor, roster: bool) -> Cursor:
     while True:
         now = store.wait(cursor, roster=roster, timeout=10 * PATIENCE)
         if now.head != cursor.head or (roster and now.roster != cursor.roster):
@@ -100,7 +100,7 @@ def woken(waiting: Future[Cursor], by: str) -> Cursor:
     return outcome(waiting, WAKE_UP, f"wait() did not return within {WAKE_UP:g} s after {by}: is the waiter woken?")
 
 
-def await_head(store: RendezvousBackend, head: int, wanted: int) -> None:
+def await_head(store: Store, head: int, wanted: int) -> None:
     """Wait until the ledger, last seen at ``head``, has reached entry ``wanted``; it need not be woken for it."""
     deadline = time.monotonic() + PATIENCE
     while head < wanted:

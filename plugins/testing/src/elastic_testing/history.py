@@ -168,8 +168,7 @@ def _is(seen: State, state: State) -> State:
     return state if seen == state else IMPOSSIBLE
 
 
-# A heartbeat: a register
-# --------------------------------------------------------------------------------------------------
+# A heartbeat: a register ---------------------------------------------------------------------------------------------
 
 
 def _heartbeat_steps(calls: Sequence[Call], node_id: str) -> Iterator[Step]:
@@ -201,11 +200,7 @@ def _set(count: int, state: State) -> State:
 
 
 def check_serials(calls: Sequence[Call]) -> None:
-    """Every row has one serial of its own; who enters after another has entered has a greater one; lists are in order.
-
-    Raises:
-        AssertionError: It is not so.
-    """
+    """Fail unless each row has one serial of its own, who enters later has a greater one, and lists are in order."""
     serials: dict[str, set[int]] = defaultdict(set)
     for call in calls:
         rows = _listed(call)
@@ -229,12 +224,9 @@ def check_serials(calls: Sequence[Call]) -> None:
 
 
 def check_versions(calls: Sequence[Call]) -> None:
-    """Check that a waiter with a version of the roster gets each change that was made after that version was returned.
+    """Fail unless a waiter with a version of the roster gets each change that was made after that was returned.
 
     A change is an ``enter``, ``amend`` or ``remove`` that has returned, on a row of which none is repeated.
-
-    Raises:
-        AssertionError: A change was missed.
     """
     returned: dict[int, int] = {}
     waits = [call for call in calls if call.method == "wait" and call.returned is not None and call.arguments[1]]

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_testing.connections import Connect, Connections, MakeBackend, chain, long_wait, sleeping_wait
+from elastic_core.rendezvous import ORIGIN, Cursor, Link
+from elastic_testing.connections import Connect, Connections, MakeBackend, Store, chain, long_wait, sleeping_wait
 from elastic_testing.faults import BadLine, Lost
 from elastic_testing.linearizability_suite import LinearizabilityConformance
 from elastic_testing.race import PATIENCE, background, outcome, times_run
@@ -49,13 +49,12 @@ class LineConformance(OverLine, LinearizabilityConformance):
     def test_an_append_of_unknown_outcome_is_resolved_by_another(
         self, open_job: MakeBackend, line: BadLine, lost: Lost
     ) -> None:
-        first, second = Link(1, "first"), Link(2, "second")
         for job in at_every_request(line):
             writer, other = open_job(job), open_job(job)
-            assert writer.append(ORIGIN, first, b"1")
-            assert hurt(line, lost, job, writer.append, first, second, b"2") in (None, True)
-            assert other.append(first, second, b"2"), "the very same entry: it is there, or it lands now"
-            assert not other.append(first, Link(2, "rival"), b"rival")
+            assert writer.append(ORIGIN, FIRST, b"1")
+            assert hurt(line, lost, job, writer.append, FIRST, SECOND, b"2") in (None, True)
+            assert other.append(FIRST, SECOND, b"2"), "the very same entry: it is there, or it lands now"
+            assert not other.append(FIRST, RIVAL, b"rival")
             assert [other.read(index) for index in (1, 2, 3)] == [b"1", b"2", None]
             assert other.wait(Cursor(), roster=False, timeout=0).head == 2
             still_right(writer)
@@ -64,24 +63,22 @@ class LineConformance(OverLine, LinearizabilityConformance):
     def test_an_append_of_unknown_outcome_that_lost_stays_lost(
         self, open_job: MakeBackend, line: BadLine, lost: Lost
     ) -> None:
-        first, mine, theirs = Link(1, "first"), Link(2, "mine"), Link(2, "theirs")
         for job in at_every_request(line):
             writer, other = open_job(job), open_job(job)
-            assert writer.append(ORIGIN, first, b"1")
-            assert other.append(first, theirs, b"theirs")
-            assert other.read(2) == b"theirs"  # and so nothing of it is under way any more: some requests have no reply
-            assert hurt(line, lost, job, writer.append, first, mine, b"mine") in (None, False)
-            assert not other.append(first, mine, b"mine")
-            assert [other.read(index) for index in (1, 2, 3)] == [b"1", b"theirs", None]
+            assert writer.append(ORIGIN, FIRST, b"1")
+            assert other.append(FIRST, RIVAL, b"rival")
+            assert other.read(2) == b"rival"  # and so nothing of it is under way any more: some requests have no reply
+            assert hurt(line, lost, job, writer.append, FIRST, SECOND, b"2") in (None, False)
+            assert not other.append(FIRST, SECOND, b"2")
+            assert [other.read(index) for index in (1, 2, 3)] == [b"1", b"rival", None]
 
     @pytest.mark.parametrize("lost", list(Lost))
     def test_an_append_of_unknown_outcome_is_heard_of(self, open_job: MakeBackend, line: BadLine, lost: Lost) -> None:
-        entry = Link(1, "first")
         for job in at_every_request(line):
             writer, other, waiter = (open_job(job) for _ in range(3))
-            hurt(line, lost, job, writer.append, ORIGIN, entry, b"1")
+            hurt(line, lost, job, writer.append, ORIGIN, FIRST, b"1")
             waiting = long_wait(waiter, Cursor(), roster=False, settled=False)
-            assert other.append(ORIGIN, entry, b"1")
+            assert other.append(ORIGIN, FIRST, b"1")
             assert outcome(waiting, PATIENCE, "the waiter did not hear of the entry").head == 1
 
     @pytest.mark.parametrize("lost", list(Lost))
@@ -134,14 +131,14 @@ class LineConformance(OverLine, LinearizabilityConformance):
             assert other.heartbeat("node", 6).revision == 0
             assert [row.heartbeat for row in other.roster()] == [6]
 
-    def test_a_broken_line_is_a_connection_error_and_heals(self, store: RendezvousBackend, line: BadLine) -> None:
+    def test_a_broken_line_is_a_connection_error_and_heals(self, store: Store, line: BadLine) -> None:
         operations: list[Callable[[], object]] = [
             lambda: store.enter("node", b""),
             lambda: store.amend("node", 1, b""),
             lambda: store.heartbeat("node", 1),
             lambda: store.remove("node"),
             store.roster,
-            lambda: store.append(ORIGIN, Link(1, "first"), b"1"),
+            lambda: store.append(ORIGIN, FIRST, b"1"),
             lambda: store.read(1),
             lambda: store.wait(Cursor(), roster=True, timeout=0),
             store.connect,
@@ -154,7 +151,7 @@ class LineConformance(OverLine, LinearizabilityConformance):
         line.mend()
         if not store.embedded:  # what an embedded store held is gone with it, so no node tries again
             again = store.connect()
-            assert again.append(ORIGIN, Link(1, "first"), b"1")
+            assert again.append(ORIGIN, FIRST, b"1")
             again.close()
 
     def test_a_waiter_asks_for_nothing_while_nothing_happens(self, connect: Connect, line: BadLine) -> None:
@@ -167,11 +164,11 @@ class LineConformance(OverLine, LinearizabilityConformance):
         requests, runs = line.requests - before[0], times_run(thread) - before[1]
         assert requests <= FEW, f"a waiter asked {requests} times in {WATCHED:g} s"
         assert runs <= FEW, f"a waiter's thread ran {runs} times in {WATCHED:g} s"
-        assert writer.append(ORIGIN, Link(1, "first"), b"1")
+        assert writer.append(ORIGIN, FIRST, b"1")
         assert outcome(waiting, PATIENCE, "the waiter did not hear of the entry").head == 1
 
     def test_an_operation_costs_the_same_however_large_the_job_is(
-        self, store: RendezvousBackend, connect: Connect, line: BadLine
+        self, store: Store, connect: Connect, line: BadLine
     ) -> None:
         """Requests for what every node does in every round and every heartbeat, after all that is cached was cached."""
         node = connect()
@@ -223,7 +220,7 @@ def hurt(line: BadLine, lost: Lost, job: str, operation: Callable[..., _T], *arg
         line.mend()
 
 
-def still_right(store: RendezvousBackend) -> None:
+def still_right(store: Store) -> None:
     """Check that a connection that has met trouble fails, or answers this request and not an earlier one."""
     try:
         assert [store.read(1), store.read(2)] == [b"1", b"2"]
@@ -238,7 +235,7 @@ class Operation:
     Each begins in a job with one entry, and one row with revision 0 and heartbeat 0.
     """
 
-    do: Callable[[RendezvousBackend], Any]
+    do: Callable[[Store], Any]
     rows: tuple[tuple[str, int, bytes], ...] = (("node", 0, b"0"),)
     entries: tuple[bytes, ...] = (b"1",)
 
@@ -309,7 +306,7 @@ class HeldLineConformance(OverLine, Connections):
                 assert other.heartbeat("node", 7).head == 1
 
     def test_a_waiter_hears_of_what_came_while_its_line_was_held(
-        self, connect: Connect, line: BadLine, store: RendezvousBackend
+        self, connect: Connect, line: BadLine, store: Store
     ) -> None:
         assert store.append(ORIGIN, FIRST, b"1")
         waiter, writer = connect(), connect()
@@ -333,7 +330,7 @@ class SilentLineConformance(HeldLineConformance):
     """
 
     def test_an_operation_without_an_answer_ends_with_an_error_and_the_store_is_as_good_as_before(
-        self, open_job: MakeBackend, store: RendezvousBackend, connect: Connect, line: BadLine
+        self, open_job: MakeBackend, store: Store, connect: Connect, line: BadLine
     ) -> None:
         assert store.append(ORIGIN, FIRST, b"1")
         store.enter("node", b"0")
@@ -360,7 +357,7 @@ class SilentLineConformance(HeldLineConformance):
                 continue
 
 
-def begun(open_job: MakeBackend, job: str) -> tuple[RendezvousBackend, RendezvousBackend]:
+def begun(open_job: MakeBackend, job: str) -> tuple[Store, Store]:
     """Two connections to a job with one entry and one row."""
     node, other = open_job(job), open_job(job)
     assert node.append(ORIGIN, FIRST, b"1")
@@ -368,7 +365,7 @@ def begun(open_job: MakeBackend, job: str) -> tuple[RendezvousBackend, Rendezvou
     return node, other
 
 
-def held(line: BadLine, job: str, store: RendezvousBackend, operation: Operation) -> Future[Any]:
+def held(line: BadLine, job: str, store: Store, operation: Operation) -> Future[Any]:
     """Begin an operation; return when the request that the job's name says is held, or when there was none."""
     line.hold(int(job.rpartition(" ")[2]))
     doing = background(lambda: operation.do(store))
@@ -391,9 +388,8 @@ def same(first: Any, second: Any) -> bool:
     return bool((True if first is None else first) == (True if second is None else second))
 
 
-def check(store: RendezvousBackend, operation: Operation) -> None:
+def check(store: Store, operation: Operation) -> None:
     """Check that the store holds what the operation leaves."""
     assert [(row.node_id, row.revision, row.value) for row in store.roster()] == list(operation.rows)
-    assert store.wait(Cursor(), roster=False, timeout=0).head == len(operation.entries)
-    count = len(operation.entries)
-    assert [store.read(index) for index in range(1, count + 2)] == [*operation.entries, None]
+    head = store.wait(Cursor(), roster=False, timeout=0).head
+    assert [store.read(index) for index in range(1, head + 2)] == [*operation.entries, None]

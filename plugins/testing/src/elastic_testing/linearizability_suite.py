@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_testing.connections import Connections, MakeBackend
+from elastic_core.rendezvous import ORIGIN, Cursor, Link
+from elastic_testing.connections import Connections, MakeBackend, Store
 from elastic_testing.faults import BadLine, Data, Keeper, LossyCalls, Lost
 from elastic_testing.history import Call, check_history
 from elastic_testing.race import PATIENCE, background
@@ -293,7 +293,7 @@ def _forked(body: Callable[..., None], *arguments: object) -> BaseProcess:
     return process
 
 
-def _insist(connect: Callable[[], RendezvousBackend]) -> RendezvousBackend:
+def _insist(connect: Callable[[], Store]) -> Store:
     give_up = time.monotonic() + PATIENCE
     while True:
         try:

@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import closing
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.synchronize import Event
 
 import pytest
 
-from elastic_core.rendezvous import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_testing.connections import Connect, MakeBackend, await_head, long_wait, woken
+from elastic_core.rendezvous import ORIGIN, Cursor, Link
+from elastic_testing.connections import Connect, MakeBackend, Store, await_head, long_wait, woken
 from elastic_testing.linearizability_suite import LinearizabilityConformance
 from elastic_testing.race import PATIENCE, Crew
 
@@ -41,13 +42,13 @@ class ProcessConformance(LinearizabilityConformance):
             )
         return opener
 
-    def test_processes_share_one_unbroken_chain(self, store: RendezvousBackend, sent: MakeBackend) -> None:
+    def test_processes_share_one_unbroken_chain(self, store: Store, sent: MakeBackend) -> None:
         with Crew(appends, [(sent, str(number), 10) for number in range(3)]) as crew:
             crew.join()
         entries = unbroken(store)
         assert sorted(author for _, author in entries) == ["0"] * 10 + ["1"] * 10 + ["2"] * 10
 
-    def test_serials_are_handed_out_once_among_processes(self, store: RendezvousBackend, sent: MakeBackend) -> None:
+    def test_serials_are_handed_out_once_among_processes(self, store: Store, sent: MakeBackend) -> None:
         with Crew(enters, [(sent, str(number), 10) for number in range(3)]) as crew:
             crew.join()
         rows = store.roster()
@@ -55,7 +56,7 @@ class ProcessConformance(LinearizabilityConformance):
         assert {row.node_id for row in rows} == {f"{crew}-{number}" for crew in range(3) for number in range(10)}
 
     def test_an_append_wakes_a_waiter_in_another_process(
-        self, store: RendezvousBackend, connect: Connect, sent: MakeBackend
+        self, store: Store, connect: Connect, sent: MakeBackend
     ) -> None:
         waiter, ready = connect(), get_context("spawn").Event()
         with Crew(answers, [(sent, "answerer", 4, ready)]) as crew:
@@ -70,9 +71,7 @@ class ProcessConformance(LinearizabilityConformance):
                 prev = Link(index + 1, f"answerer {index + 1}")
             crew.join()
 
-    def test_writers_killed_at_any_instant_leave_a_usable_store(
-        self, store: RendezvousBackend, sent: MakeBackend
-    ) -> None:
+    def test_writers_killed_at_any_instant_leave_a_usable_store(self, store: Store, sent: MakeBackend) -> None:
         for attempt in range(3):
             before = len(unbroken(store))
             with Crew(appends, [(sent, f"{attempt}.{number}", 1_000_000) for number in range(2)]):
@@ -89,7 +88,7 @@ def entry_data(prev: Link, entry: Link, author: str) -> bytes:
     return "\n".join((prev.id, entry.id, author)).encode()
 
 
-def unbroken(store: RendezvousBackend) -> list[tuple[Link, str]]:
+def unbroken(store: Store) -> list[tuple[Link, str]]:
     """All entries, each with its author, made by :func:`entry_data`; fails unless each was built on the one before."""
     found: list[tuple[Link, str]] = []
     prev = ORIGIN
@@ -104,22 +103,20 @@ def unbroken(store: RendezvousBackend) -> list[tuple[Link, str]]:
 
 def appends(opener: MakeBackend, author: str, count: int) -> None:
     """Append ``count`` entries, each on the newest one, while other processes do the same."""
-    store = opener("job")
     prev = ORIGIN
-    while count:
-        while (data := store.read(prev.index + 1)) is not None:
-            prev = Link(prev.index + 1, data.decode().split("\n")[1])
-        entry = Link(prev.index + 1, f"{author}-{prev.index + 1}")
-        count -= store.append(prev, entry, entry_data(prev, entry, author))
-    store.close()
+    with closing(opener("job")) as store:
+        while count:
+            while (data := store.read(prev.index + 1)) is not None:
+                prev = Link(prev.index + 1, data.decode().split("\n")[1])
+            entry = Link(prev.index + 1, f"{author}-{prev.index + 1}")
+            count -= store.append(prev, entry, entry_data(prev, entry, author))
 
 
 def enters(opener: MakeBackend, prefix: str, count: int) -> None:
     """Enter ``count`` rows."""
-    store = opener("job")
-    for number in range(count):
-        store.enter(f"{prefix}-{number}", prefix.encode())
-    store.close()
+    with closing(opener("job")) as store:
+        for number in range(count):
+            store.enter(f"{prefix}-{number}", prefix.encode())
 
 
 def answers(opener: MakeBackend, author: str, count: int, ready: Event) -> None:
@@ -127,11 +124,10 @@ def answers(opener: MakeBackend, author: str, count: int, ready: Event) -> None:
 
     ``ready`` is set just before the first wait. Only the store can end a wait within :data:`PATIENCE`.
     """
-    store = opener("job")
-    ready.set()
-    for index in range(1, 2 * count, 2):
-        while store.wait(Cursor(index - 1), roster=False, timeout=10 * PATIENCE).head < index:
-            pass
-        answer = Link(index + 1, f"{author} {index + 1}")
-        assert store.append(Link(index, f"question {index}"), answer, answer.id.encode())
-    store.close()
+    with closing(opener("job")) as store:
+        ready.set()
+        for index in range(1, 2 * count, 2):
+            while store.wait(Cursor(index - 1), roster=False, timeout=10 * PATIENCE).head < index:
+                pass
+            answer = Link(index + 1, f"{author} {index + 1}")
+            assert store.append(Link(index, f"question {index}"), answer, answer.id.encode())

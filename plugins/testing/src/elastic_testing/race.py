@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from elastic_core.threads import asked
@@ -25,17 +24,14 @@ WAKE_UP = 10.0
 A backend whose waiters also look by themselves now and then must not let them in its tests, or let them more seldom
 than this: else a wake-up that is lost goes unseen.
 """
-ASLEEP = 0.05
-"""Seconds for which a thread must not have run to count as asleep: longer than a store's answer takes."""
+ASLEEP = 0.05  # seconds without running after which a thread counts as asleep; a store's answer takes less
 FALLS_ASLEEP = 0.5  # most seconds to wait for that: one who looks again and again never sleeps
 RACERS = 6  # threads in a race
 
 _T = TypeVar("_T")
 
 
-def background(body: Callable[[], _T]) -> Future[_T]:
-    """Run ``body`` in a new daemon thread, which delays no test if it never ends."""
-    return asked(body)
+background = asked  # in a new daemon thread, which delays no test if it never ends
 
 
 def asleep(body: Callable[[], _T]) -> Future[_T]:
@@ -118,7 +114,7 @@ class Crew:
             process.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         for process in self._processes:
             process.kill()
         for process in self._processes:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from elastic_core.errors import RendezvousConnectionError
-from elastic_core.rendezvous import ORIGIN, Cursor, Link, RendezvousBackend
-from elastic_testing.connections import ALL_BYTES, Connect, MakeBackend, chain, long_wait
+from elastic_core.rendezvous import ORIGIN, Cursor, Link
+from elastic_testing.connections import ALL_BYTES, Connect, MakeBackend, Store, chain, long_wait
 from elastic_testing.faults import Data, Keeper
 from elastic_testing.linearizability_suite import LinearizabilityConformance
 from elastic_testing.race import PATIENCE, outcome
@@ -23,7 +23,7 @@ class RestartConformance(LinearizabilityConformance):
         raise NotImplementedError(f"{type(self).__name__} must override the fixture keeper")
 
     @pytest.fixture
-    def begun(self, store: RendezvousBackend) -> RendezvousBackend:
+    def begun(self, store: Store) -> Store:
         """``store``, with three entries, and a row that has been amended and has sent a heartbeat."""
         store.enter("gone", b"")
         store.enter("node", b"0")
@@ -34,9 +34,7 @@ class RestartConformance(LinearizabilityConformance):
             assert store.append(prev, entry, entry.id.encode())
         return store
 
-    def test_acknowledged_writes_survive_a_restart(
-        self, begun: RendezvousBackend, connect: Connect, keeper: Keeper
-    ) -> None:
+    def test_acknowledged_writes_survive_a_restart(self, begun: Store, connect: Connect, keeper: Keeper) -> None:
         before = begun.roster()
         keeper.restart(Data.KEPT)
         store = connect()
@@ -46,7 +44,7 @@ class RestartConformance(LinearizabilityConformance):
         assert store.append(Link(3, "entry 3"), Link(4, "entry 4"), b"4")
         assert store.heartbeat("node", 8, "another").head == 4
 
-    def test_an_empty_store_is_a_new_one(self, begun: RendezvousBackend, connect: Connect, keeper: Keeper) -> None:
+    def test_an_empty_store_is_a_new_one(self, begun: Store, connect: Connect, keeper: Keeper) -> None:
         keeper.restart(Data.EMPTY)
         store = connect()
         assert (store.roster(), store.read(1), store.read(3)) == ([], None, None)
@@ -60,9 +58,7 @@ class RestartConformance(LinearizabilityConformance):
         assert store.append(ORIGIN, Link(1, "other"), b"other")
         assert store.wait(Cursor(), roster=False, timeout=0).head == 1
 
-    def test_the_last_writes_may_be_gone_and_are_put_back(
-        self, begun: RendezvousBackend, connect: Connect, keeper: Keeper
-    ) -> None:
+    def test_the_last_writes_may_be_gone_and_are_put_back(self, begun: Store, connect: Connect, keeper: Keeper) -> None:
         keeper.copy()
         links = chain(6)
         for prev, entry in links[3:]:
@@ -83,7 +79,7 @@ class RestartConformance(LinearizabilityConformance):
         assert [(row.revision, row.value) for row in other.roster()] == [(9, b"9")]
 
     def test_a_history_that_went_another_way_cannot_be_built_on(
-        self, begun: RendezvousBackend, connect: Connect, keeper: Keeper
+        self, begun: Store, connect: Connect, keeper: Keeper
     ) -> None:
         keeper.copy()
         assert begun.append(Link(3, "entry 3"), Link(4, "mine"), b"mine")
@@ -96,7 +92,7 @@ class RestartConformance(LinearizabilityConformance):
 
     @pytest.mark.parametrize("data", list(Data))
     def test_a_waiter_survives_a_restart_or_is_told(
-        self, begun: RendezvousBackend, connect: Connect, keeper: Keeper, data: Data
+        self, begun: Store, connect: Connect, keeper: Keeper, data: Data
     ) -> None:
         """It is woken by what changes, or learns that its connection is broken; what it must not do is sleep on."""
         keeper.copy()

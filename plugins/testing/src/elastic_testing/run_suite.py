@@ -34,10 +34,10 @@ from elastic_core.protocol import (
     encode_entry,
     encode_row,
 )
-from elastic_core.rendezvous import MAX_VALUE_BYTES, Cursor, Link, RendezvousBackend, RosterRow
+from elastic_core.rendezvous import MAX_VALUE_BYTES, Cursor, Link, RosterRow
 from elastic_core.session import Runtime, load, news, readable
 from elastic_core.session.join import Applicant, Joined, join
-from elastic_testing.connections import Connect, Connections, MakeBackend
+from elastic_testing.connections import Connect, Connections, MakeBackend, Store
 
 Plant: TypeAlias = Callable[[str, int, bytes], bool]
 """Puts bytes where the record of a job's ledger entry is: the job's id, the entry's index, all that is stored there.
@@ -58,7 +58,7 @@ SUCCESS = Closed(success=True, why="all workers exited with 0", exit_code=0)
 class RunConformance(Connections):
     """One job id sees many runs (rule S6), and a node rejects values that cannot be. Needs ``make_backend`` alone."""
 
-    def test_the_first_opens_the_run_and_the_others_join_it(self, store: RendezvousBackend, connect: Connect) -> None:
+    def test_the_first_opens_the_run_and_the_others_join_it(self, store: Store, connect: Connect) -> None:
         ledgers = [joined(connect(), name) for name in "abc"]
         assert {ledger.head.id for ledger in ledgers} == {ledgers[0].head.id}
         assert [row.node_id for row in store.roster()] == ["a", "b", "c"]
@@ -78,7 +78,7 @@ class RunConformance(Connections):
         assert [store.read(index) is None for index in range(1, 8)] == [False] * 6 + [True]
 
     def test_a_latecomer_of_a_closed_run_gets_its_verdict_and_leaves_no_row(
-        self, store: RendezvousBackend, connect: Connect
+        self, store: Store, connect: Connect
     ) -> None:
         ledger = joined(store, "a", uid="scheduler-1")
         write(store, ledger, SUCCESS)
@@ -86,7 +86,7 @@ class RunConformance(Connections):
         assert [row.node_id for row in store.roster()] == ["a"]
 
     def test_a_run_that_nobody_is_left_of_is_closed_by_the_next_ones_first_node(
-        self, store: RendezvousBackend, connect: Connect
+        self, store: Store, connect: Connect
     ) -> None:
         first = joined(store, "a", uid="scheduler-1")
         store.remove("a")
@@ -97,22 +97,20 @@ class RunConformance(Connections):
         assert [verdict.success for verdict in closed] == [False]
 
     def test_a_run_whose_nodes_heartbeat_refuses_another_run_and_names_them(
-        self, store: RendezvousBackend, connect: Connect
+        self, store: Store, connect: Connect
     ) -> None:
         clock = heartbeating(connect(), "a", joined(store, "a", uid="scheduler-1").head.run)
         with pytest.raises(RendezvousRefusedError, match="is alive under this job id on host-a"):
             join(connect(), applicant("b", uid="scheduler-2"), clock)
         assert [row.node_id for row in store.roster()] == ["a"]
 
-    def test_other_settings_are_refused_and_leave_no_row(self, store: RendezvousBackend, connect: Connect) -> None:
+    def test_other_settings_are_refused_and_leave_no_row(self, store: Store, connect: Connect) -> None:
         clock = heartbeating(connect(), "a", joined(store, "a").head.run)
         with pytest.raises(RendezvousRefusedError, match="max_nodes: 3 here, 2 there"):
             join(connect(), applicant("b", max_nodes=3), clock)
         assert [row.node_id for row in store.roster()] == ["a"]
 
-    def test_a_newcomer_finds_what_it_needs_among_many_entries(
-        self, store: RendezvousBackend, connect: Connect
-    ) -> None:
+    def test_a_newcomer_finds_what_it_needs_among_many_entries(self, store: Store, connect: Connect) -> None:
         ledger = joined(store, "a")
         ledger = write(store, ledger, a_round(1, "ab"))
         for number in range(2, 30):
@@ -140,7 +138,7 @@ class RunConformance(Connections):
         ],
     )
     def test_an_entry_that_cannot_be_is_refused_in_words(
-        self, store: RendezvousBackend, connect: Connect, planted: bytes, words: str
+        self, store: Store, connect: Connect, planted: bytes, words: str
     ) -> None:
         ledger = joined(store, "a")
         assert store.append(ledger.head.link, Link(2, "planted"), planted)
@@ -152,7 +150,7 @@ class RunConformance(Connections):
             join(reader, applicant("b"), CLOCK)
         assert [row.node_id for row in store.roster()] == ["a"]
 
-    def test_a_row_that_cannot_be_is_refused_in_words(self, store: RendezvousBackend) -> None:
+    def test_a_row_that_cannot_be_is_refused_in_words(self, store: Store) -> None:
         store.enter("evil", pickle.dumps(NodeRow))
         (row,) = store.roster()
         with pytest.raises(RendezvousStateError, match="A row in the store is not JSON"):
@@ -186,7 +184,7 @@ class PlantConformance(Connections):
         ],
     )
     def test_a_planted_record_is_refused_and_kills_nobody(
-        self, store: RendezvousBackend, connect: Connect, plant: Plant, record: bytes
+        self, store: Store, connect: Connect, plant: Plant, record: bytes
     ) -> None:
         ledger = joined(store, "a")
         after = write(store, ledger, SUCCESS)
@@ -206,7 +204,7 @@ class PlantConformance(Connections):
         ],
     )
     def test_a_planted_row_is_listed_as_none_and_hides_no_other(
-        self, store: RendezvousBackend, connect: Connect, plant_row: PlantRow, record: bytes
+        self, store: Store, connect: Connect, plant_row: PlantRow, record: bytes
     ) -> None:
         def look(ids: Collection[str] | None = None) -> None:
             rows = reader.roster(ids)
@@ -236,29 +234,23 @@ class PlantConformance(Connections):
 
 def applicant(name: str, *, max_nodes: int = 2, uid: str | None = None) -> Applicant:
     """Return a node that wants in."""
-    versions = Versions(python="3.11.7")
+    versions, host = Versions(python="3.11.7"), f"host-{name}"
     info = NodeInfo(
-        node_id=name,
-        host=f"host-{name}",
-        host_id=f"host-{name}",
-        slot=0,
-        local_world_size=1,
-        role="default",
-        versions=versions,
+        node_id=name, host=host, host_id=host, slot=0, local_world_size=1, role="default", versions=versions
     )
     agreement = Agreement(min_nodes=1, max_nodes=max_nodes, max_restarts=0)
-    settings = Settings(agreement=agreement, timing=Timing(), versions=versions, host=info.host)
+    settings = Settings(agreement=agreement, timing=Timing(), versions=versions, host=host)
     return Applicant(info=info, settings=settings, scheduler_uid=uid)
 
 
-def joined(store: RendezvousBackend, name: str, *, uid: str | None = None) -> Ledger:
+def joined(store: Store, name: str, *, uid: str | None = None) -> Ledger:
     """Return the ledger of a run that a node has joined, or opened."""
     found = join(store, applicant(name, uid=uid), CLOCK)
     assert isinstance(found, Joined), found
     return found.ledger
 
 
-def heartbeating(store: RendezvousBackend, name: str, run: str) -> Runtime:
+def heartbeating(store: Store, name: str, run: str) -> Runtime:
     """Return a clock for others, during whose sleep a node of the run heartbeats."""
     heartbeats, ticks = count(1), count()
     store.amend(name, 1, encode_row(NodeRow(info=applicant(name).info, run=run)))
@@ -269,7 +261,7 @@ def heartbeating(store: RendezvousBackend, name: str, run: str) -> Runtime:
     return replace(CLOCK, sleep=sleep, now=lambda: float(next(ticks)))
 
 
-def write(store: RendezvousBackend, ledger: Ledger, body: Body) -> Ledger:
+def write(store: Store, ledger: Ledger, body: Body) -> Ledger:
     """Return the ledger with one entry more, which is in the store."""
     entry = compose(ledger, body, entry_id=CLOCK.new_id(), author=ledger.leader, now=0.0)
     assert store.append(ledger.head.link, entry.link, encode_entry(entry))

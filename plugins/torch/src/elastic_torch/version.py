@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_NAME = re.compile(r"run-(\d{4,})_round-(\d{5,})_step-(\d{9,})")
-_FOLDER = re.compile(rf"(?P<name>{_NAME.pattern})(?:-[0-9a-f]+)*")
+_FOLDER = re.compile(r"run-(\d{4,})_round-(\d{5,})_step-(\d{9,})(?:-[0-9a-f]+)*")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,7 +64,7 @@ class Position:
 def parse(folder: str) -> Position | None:
     """Return the position in a folder's name (on URLs a random suffix follows it); None for any other name."""
     found = _FOLDER.fullmatch(folder)
-    return None if found is None else Position(*(int(found[i]) for i in (2, 3, 4)))
+    return None if found is None else Position(*map(int, found.groups()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,8 +146,9 @@ def test_only_memory_files_are_kept(node: Node) -> None:
     assert found("x") is None
 
 
-def test_no_more_than_so_many_are_kept() -> None:
-    fd_store = FdStore(most=1)
+def test_no_more_than_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic_torch.memory.fd_store.MOST_HELD", 1)
+    fd_store = FdStore()
 
     def ask(name: str) -> dict[str, object]:
         ours, theirs = socket.socketpair(*KIND)

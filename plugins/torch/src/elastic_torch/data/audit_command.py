@@ -43,12 +43,8 @@ def command(files: tuple[Path, ...], finished: bool, as_json: bool) -> int:
     FILES are what ElasticDistributedSampler(audit_log=...) wrote, of all rounds; in any order, but those of an earlier
     run first.
     """
-    torn = 0
-    logs = []
-    for path in dict.fromkeys(files):
-        records, incomplete = read(path)
-        logs.append(records)
-        torn += incomplete
+    found = [read(path) for path in dict.fromkeys(files)]
+    logs, torn = [records for records, _ in found], sum(incomplete for _, incomplete in found)
     if not any(logs):
         raise UsageError("There is no record in the audit log.", hint="Is it the file that audit_log named?")
     try:
@@ -270,9 +266,7 @@ def _segments(files: Sequence[Sequence[Record]], findings: list[Finding]) -> lis
             loads[life] = loads.get(life, 0) + (record.own is None and stepped.get(life, False))
             stepped[life] = record.own is not None
             key = (runs[record.run], record.round or 0, loads[life])
-            segment = segments.get(key)
-            if segment is None:
-                segment = segments[key] = _Segment(_named(record, several=len(runs) > 1))
+            segment = segments.setdefault(key, _Segment(_named(record, several=len(runs) > 1)))
             _add(segment, record, findings)
     return [segments[key] for key in sorted(segments)]
 

@@ -30,13 +30,11 @@ def left(loader: Iterable[object], sampler: object) -> int | None:
 
 
 def check_sampler(loader: object, sampler: object, epoch: int) -> None:
-    """Refuse an elastic sampler that the state does not advance: it would begin each epoch anew after a restart.
+    """Refuse, by UsageError, a loader that draws with an elastic sampler which is not the state's ``sampler``.
 
-    Refuse one that is in another epoch than the state: a restart would repeat epochs. Refuse a loader that is sharded
-    once more after the sampler: samples would be used by no rank.
-
-    Raises:
-        UsageError: The loader draws with one that is not ``sampler``, or that is not in this epoch, or is sharded.
+    The state would not advance it, so that it would begin each epoch anew after a restart. Refuse likewise one that is
+    in another epoch than the state, since a restart would repeat epochs, and a loader that is sharded once more after
+    the sampler, since samples would be used by no rank.
     """
     check_epoch(sampler, epoch)
     found = sharders.found_in(loader, _is_elastic)

@@ -22,8 +22,7 @@ from elastic_torch.data.permutation import Order
 from elastic_torch.data.step_counts import SET_BACK, Reading, Steps, Verdict, judge
 
 VERSION = 1  # of the states that samplers save
-CHUNK = 8192
-"""Places that are looked up in the order at once: few enough for a fast first batch, many enough for numpy."""
+CHUNK = 8192  # places that are looked up in the order at once: few for a fast first batch, many for numpy
 
 
 class ElasticDistributedSampler(Sampler[int]):
@@ -224,7 +223,6 @@ class ElasticDistributedSampler(Sampler[int]):
 
     def batches(self) -> ElasticBatchSampler:
         """Return this rank's part of each step, as a ``batch_sampler`` for ``DataLoader``."""
-
         return ElasticBatchSampler(self)
 
     def _batches(self) -> Iterator[list[int]]:
@@ -260,8 +258,7 @@ class ElasticDistributedSampler(Sampler[int]):
     def check_read(self, *, ended: bool) -> None:
         """Find out if what was drawn of the epoch was trained on.
 
-        ``ended`` says that the loader is known to have come to its end, and that each of its batches is
-        committed.
+        ``ended`` says that the loader is known to have come to its end, and that each of its batches is committed.
 
         Raises:
             EpochNotReadError: A part of it was drawn, and trained on by no rank.
@@ -380,8 +377,7 @@ class ElasticDistributedSampler(Sampler[int]):
         self._handed_out = cursor
         self._reading = Reading(self.num_replicas)
         self._has_loaded, self._ended_here, self._log_begun = True, False, False
-        if self._log is not None:
-            self._begin_log()
+        self._begin_log()
 
     def _order_facts(self) -> dict[str, Any]:
         order = Order(self._length, self.seed, 0, self.shuffle).name

@@ -72,8 +72,7 @@ def point(storage: Storage) -> None:
 def holdings(storage: Storage, retry: Retry = ONCE) -> tuple[list[Holding], list[Damage]]:
     """Return every checkpoint with a readable manifest, newest first, and all damage seen without reading the data.
 
-    Raises:
-        OSError: The directory cannot be listed.
+    Raises OSError where the directory cannot be listed.
     """
     found, damage = [], []
     for position, folder in retry(lambda: positions(storage)):
@@ -157,8 +156,12 @@ def superfluous(found: Sequence[Holding], keep: int, lineage: str) -> list[Holdi
 
 
 def prune(storage: Storage, keep: int, lineage: str) -> None:
-    """Remove what is :func:`superfluous`; what is damaged of it is set aside."""
-    found, _ = holdings(storage)
+    """Remove what is :func:`superfluous`; what is damaged of it is set aside. Errors are logged, and harm nothing."""
+    try:
+        found, _ = holdings(storage)
+    except OSError as error:
+        logger.warning("Old checkpoints in %s could not be removed: %s", storage.root, error)
+        return
     for holding in superfluous(found, keep, lineage):
         if holding.faults:
             set_aside(storage, holding.folder)

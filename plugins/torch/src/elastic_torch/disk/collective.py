@@ -16,8 +16,7 @@ from elastic_torch.disk.errors import CheckpointError
 from elastic_torch.disk.storage import LocalStorage, Storage
 
 T = TypeVar("T")
-TIMEOUT = timedelta(hours=2)
-"""For the slowest writer. A peer that dies is noticed at once, by its connection."""
+TIMEOUT = timedelta(hours=2)  # for the slowest writer; a peer that dies is noticed at once, by its connection
 _PROBES = ".probe"  # the folder in which ranks leave files for each other
 
 

@@ -166,29 +166,20 @@ class Saver:
                     self.storage.remove(staging)
             raise
         if self.group.leads:
-            self._prune(line)
-        first = collective.ranks.index(self.group.ranks[0])
-        published = made[first]
+            catalog.prune(self.storage, self.keep, line)
+        published = made[collective.ranks.index(self.group.ranks[0])]
         assert published is not None
         return published
 
     def lineage(self, position: Position) -> str:
         """Return the lineage of a run that has loaded nothing. Collective; on the writer's thread.
 
-        Raises:
-            CheckpointSaveError: The directory cannot be read, so nothing can be saved there.
+        Raises CheckpointSaveError where the directory cannot be read, so that nothing can be saved there.
         """
         try:
             return fence.continued_lineage(self.everyone, self.storage, self.group.leads, position.run)
         except PeerFailedError as error:
             raise self._failure(position, error) from error
-
-    def _prune(self, line: str) -> None:
-        """Remove old checkpoints; an error here does not undo the new checkpoint."""
-        try:
-            catalog.prune(self.storage, self.keep, line)
-        except OSError as error:
-            logger.warning("Old checkpoints in %s could not be removed: %s", self.storage.root, error)
 
     def _begin(self, position: Position, staging: str) -> None:
         """Make the folder, unless a later turn has begun."""

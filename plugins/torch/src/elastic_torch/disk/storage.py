@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 STAGING = ".saving-"
 REMOVING = ".removing-"
-DAMAGED = "damaged"
-"""The folder of damaged checkpoints. They are neither read nor removed."""
+DAMAGED = "damaged"  # the folder of damaged checkpoints, which are neither read nor removed
 LATEST = "latest"
 BLOCK = 1 << 20
 SHARED = "ELASTIC_SHARED_CHECKPOINTS"
@@ -362,13 +361,10 @@ def open_storage(directory: str | os.PathLike[str], *, shared: bool = False) -> 
     ``shared`` is as of :class:`LocalStorage`; at a URL, the service says who may write.
     """
     text = os.fspath(directory)
-    if "://" not in text:
-        return LocalStorage(Path(text), shared=shared)
-    scheme, rest = text.split("://", 1)
-    if scheme in ("file", "local"):
-        return LocalStorage(Path(rest), shared=shared)
-
-    return UrlStorage(text)
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme not in ("file", "local"):
+        return UrlStorage(text)
+    return LocalStorage(Path(rest if separator else text), shared=shared)
 
 
 class UrlStorage:

@@ -63,8 +63,7 @@ def complete(dumps: Collection[dict[str, Any]], world_size: int) -> None:
 def analyse(prefix: str, world_size: int) -> list[str]:
     """Return the lines: for each group, the first collective that not all of its ranks have come to, or agree on.
 
-    Raises:
-        ValueError: No dump can be read.
+    Raises ValueError where no dump can be read.
     """
     from torch.distributed.flight_recorder.components.builder import build_db
     from torch.distributed.flight_recorder.components.config_manager import JobConfig

@@ -71,9 +71,7 @@ def variables(environ: Mapping[str, str], folder: Path, version: tuple[int, ...]
         (PIPE, PIPE): str(folder / PIPE_PREFIX),
         (ON_TIMEOUT, ON_TIMEOUT): "1",
     }
-    return {
-        names[old]: value for names, value in wanted.items() if not any(environ.get(name) is not None for name in names)
-    }
+    return {names[old]: value for names, value in wanted.items() if environ.keys().isdisjoint(names)}
 
 
 @functools.cache

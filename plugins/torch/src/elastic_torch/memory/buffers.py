@@ -52,8 +52,7 @@ ANSWER = 60.0  # seconds that the agent may take to hand over what it keeps; it 
 NOTE_ANSWER = 10.0  # the same for a note
 _IDLE = 10  # the nice value of what a busy machine is to leave for later
 _NEVER = Stamp(-1, -1)
-MOST = 4
-"""Buffers of a sharded state: one to write to, the newest, the one that is safe, the one that is being sent."""
+MOST = 4  # buffers of a sharded state: one to write to, the newest, the safe one, the one that is being sent
 _THREAD = "elastic-snapshot"
 """The name of the threads that prepare buffers, for which the end of the process does not wait."""
 

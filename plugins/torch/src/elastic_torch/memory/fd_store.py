@@ -32,8 +32,7 @@ _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 class FdStore:
     """The agent's descriptors, by name."""
 
-    def __init__(self, most: int = MOST_HELD) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self.held: dict[str, int] = {}  # for others to read
 
     def obey(self, request: Mapping[str, Any], descriptors: list[int]) -> str:
@@ -83,8 +82,8 @@ class FdStore:
             return f"one descriptor can be kept under a name, and {len(descriptors)} came"
         if not is_memory(descriptors[0]):
             return "only memory files (memfd_create) are kept"
-        if name not in self.held and len(self.held) >= self._most:
-            return f"{self._most} are kept already"
+        if name not in self.held and len(self.held) >= MOST_HELD:
+            return f"{MOST_HELD} are kept already"
         self._release(name)
         self.held[name] = descriptors.pop()
         return ""
@@ -146,11 +145,7 @@ def release(name: str, timeout: float = PATIENCE) -> bool:
 
 
 def _ask(type_: str, name: str, timeout: float, *descriptors: int) -> tuple[dict[str, Any], int | None]:
-    """Return the agent's answer, {} if there is none, and the descriptor that came with it.
-
-    Raises:
-        ResourceError: The agent could not obey.
-    """
+    """Return the agent's answer, {} if there is none, and its descriptor; raise ResourceError if it could not obey."""
     deadline = time.monotonic() + timeout
     ours, theirs = socket.socketpair(*KIND)
     with ours:

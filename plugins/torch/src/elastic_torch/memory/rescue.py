@@ -102,10 +102,9 @@ class Rescue:
         return not any(errors)
 
     def check(self) -> None:
-        """Refuse to begin anew where a snapshot is all that there is of a training, and could not be used.
+        """Refuse, by CheckpointUnreadableError, to begin anew where a snapshot is all there is, and cannot be used.
 
-        Raises:
-            CheckpointUnreadableError: That is so, and the user has not said that it is to be ignored.
+        The user may have said that this is to be ignored.
         """
         if (lost := self._unusable) is None:
             return

@@ -246,8 +246,7 @@ class PerRank:
         self._stateful = {key: stateful(f"per_rank[{key!r}]", thing) for key, thing in self._things.items()}
         self._peers, self._generators, self._exact = peers, generators, exact
         self._everybodys: Sequence[torch.Tensor] = []  # by rank, its state at the last commit, as bytes
-        self._begins_anew: set[str] = set()
-        """The loaders that were not restored, since the number of ranks has changed."""
+        self._begins_anew: set[str] = set()  # loaders that were not restored, since the number of ranks has changed
 
     def gather(self) -> None:
         """Give all ranks the states of all, so that any of them can restore any other. Collective."""
@@ -345,8 +344,7 @@ class Generators:
         self._kept = kept
         self._epoch: torch.Tensor | None = None
         """torch's generator when the epoch's loader began: it gives the loader's order and its workers' seeds."""
-        self._pending: Mapping[str, Any] | None = None
-        """Of a restored state, to be set when its loader has begun."""
+        self._pending: Mapping[str, Any] | None = None  # of a restored state, to be set when its loader has begun
 
     def state(self) -> dict[str, Any] | None:
         """Return where they are, and where they were when the epoch's loader began."""

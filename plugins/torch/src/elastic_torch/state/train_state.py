@@ -491,8 +491,7 @@ class Accumulation:
         self._weighs = hasattr(sampler, "loss_weight") and hasattr(sampler, "samples_ahead")
         self._done = 0  # batches of the step in progress that are done
         self._of = size  # the number of batches of the step
-        self._samples = 0
-        """Samples in it, of all ranks; 0 before its first batch, and where the sampler does not say."""
+        self._samples = 0  # in it, of all ranks; 0 before its first batch, and where the sampler does not say
 
     @property
     def open(self) -> bool:

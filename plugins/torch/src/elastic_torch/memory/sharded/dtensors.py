@@ -25,6 +25,8 @@ from elastic_torch.memory.sharded.plan import Box, FoundState, Piece, pieces, wi
 from elastic_torch.state.state_exchange import PART, Transport
 from elastic_torch.state.state_tree import bytes_of, joined, parted, table_of, tensors_of
 
+Present = Mapping[str, DTensor]
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -77,18 +79,17 @@ def _leaves(said: Any) -> Iterator[Leaf]:
                 yield from _leaves(item)
 
 
-def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner: Mapping[str, DTensor]) -> DTensor:
+def target(leaf: Leaf, dtype: torch.dtype, present: Present, owner: Present) -> DTensor:
     """Return the tensor to fill: the one of the state that is there, or a new one, laid out as this round's are.
 
     ``present`` has the sharded tensors that are there, by name; ``owner`` has parameters by the name of what
     belongs to them, since optimizers make their state only in their first step.
     Raises ValueError where there is no place for it, or it has another shape.
     """
-    there = present.get(leaf.name)
-    if there is not None and tuple(there.shape) == leaf.shape:
+    if (there := present.get(leaf.name)) is not None:
+        if tuple(there.shape) != leaf.shape:
+            raise ValueError(f"{leaf.name} has the shape {leaf.shape} in the snapshot and {tuple(there.shape)} here.")
         return there
-    if there is not None:
-        raise ValueError(f"{leaf.name} has the shape {leaf.shape} in the snapshot and {tuple(there.shape)} here.")
     like = owner.get(leaf.name.rpartition("[")[0])
     if like is None:
         raise ValueError(
@@ -97,13 +98,9 @@ def target(leaf: Leaf, dtype: torch.dtype, present: Mapping[str, DTensor], owner
     placements = like.placements if tuple(like.shape) == leaf.shape else _placements(leaf, like.device_mesh)
     size, _ = compute_local_shape_and_global_offset(leaf.shape, like.device_mesh, placements)
     local = torch.zeros(size, dtype=dtype, device=local_part(like).device)
+    whole = torch.empty(leaf.shape, device="meta")
     return DTensor.from_local(
-        local,
-        like.device_mesh,
-        placements,
-        run_check=False,
-        shape=torch.Size(leaf.shape),
-        stride=torch.empty(leaf.shape, device="meta").stride(),
+        local, like.device_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
 
 
@@ -127,9 +124,6 @@ def _placements(leaf: Leaf, mesh: DeviceMesh) -> tuple[Placement, ...]:
             "dimension(s) cannot repeat."
         )
     return tuple(Replicate() if how == "R" else Shard(int(how)) for how in leaf.placements)
-
-
-Present = Mapping[str, DTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +260,8 @@ def _table(
 
 def _parts(snapshot: Snapshot) -> list[tuple[torch.Tensor, Box]]:
     """Return the sharded parts that a snapshot has, by name, and where they lie."""
-    return [
-        (snapshot.views[leaf.number], leaf.box(snapshot.views[leaf.number])) for leaf in leaves(snapshot.said["tree"])
-    ]
+    found = [(leaf, snapshot.views[leaf.number]) for leaf in leaves(snapshot.said["tree"])]
+    return [(part, leaf.box(part)) for leaf, part in found]
 
 
 def _plain(snapshot: Snapshot) -> list[int]:
