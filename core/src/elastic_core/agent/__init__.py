@@ -9,8 +9,7 @@ General layout:
   tells the job when it joins. ``gates``: the plugins' checks before that, and their delay of the start of workers.
 * ``workers``: the workers of one round, each a ``worker``. ``worker_channels``: the agent's side of the control
   channels. ``worker_store``: the store that a node offers to them.
-* ``output``: the workers' streams. ``stream_pump`` reads them, ``stream_lines`` gives them their shape, and ``console``
-  writes to the terminal.
+* ``output``: the workers' streams. ``stream_pump`` reads them, and ``console`` writes to the terminal.
 * ``rescue``: has plugins write the training state that is only in memory to disk after the agent has ended.
   ``probing``: the peers that can be reached after a failure, and whether the job has gone on without this node.
 * ``report``: the events that people read, the counters of the run, and how long a recovery took. ``account``:
