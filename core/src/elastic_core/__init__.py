@@ -10,7 +10,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``session``: the threads that connect a node to its store.
 * ``starter``: how a plugin brings a process that forks workers on request.
 * ``hookspecs``: every hook and its contract.
-* ``gates``: a node's two gates, and the state of its agent, as plugins see them.
+* ``gates``: a node's two gates, the state of its agent, and the agent's end, as plugins see them.
 * ``causes``: the cause of a worker's failure. ``monitors``: a round's workers, as plugins see them.
   ``assignment``: what a worker is told of itself. ``progress_table``: the progress of workers.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
@@ -78,7 +78,7 @@ NAMES = {
     "decision_log": "Decision",
     "errors": "ElasticError PluginError RendezvousClosedError RendezvousConnectionError RendezvousError "
     "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UnhealthyNodeError UsageError",
-    "gates": "AgentState JoinGate JoinedRun StartGate",
+    "gates": "AgentEnd AgentState JoinGate JoinedRun RunSummary StartGate",
     "hookspecs": "hookimpl",
     "monitors": "LineReader RunningRound",
     "rendezvous.backend": "RendezvousBackend",

@@ -1,8 +1,8 @@
-"""The two gates of a node, as plugins see them: before it joins its job, and before workers start; and the run joined.
+"""The agent of a node, as plugins see it: its gates before it joins and before workers start, its run, and its end.
 
 ``elastic_before_join`` gets a :class:`JoinGate`, ``elastic_run_starts`` a :class:`JoinedRun`, whose ``leave`` is that
-of :class:`HostEnd` and whose ``look`` returns an :class:`AgentState`, and ``elastic_before_start`` a
-:class:`StartGate`.
+of :class:`HostEnd` and whose ``look`` returns an :class:`AgentState`, ``elastic_before_start`` a
+:class:`StartGate`, and ``elastic_agent_ends`` an :class:`AgentEnd`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,34 @@ import select
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from elastic_core.events import Event
+from elastic_core.events import Event, Field, describe_duration
+from elastic_core.threads import asked
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from elastic_core.config.run import RunConfig
     from elastic_core.decision_log import Decision
-    from elastic_core.incidents import Incident
+    from elastic_core.incidents import Failure, Incident
     from elastic_core.monitors import WorkerView
     from elastic_core.progress import Progress
+    from elastic_core.protocol.entries import Closed
     from elastic_core.protocol.failure_detector import NodeView
     from elastic_core.protocol.node import NodeState
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import RendezvousBackend
 
+ABORT_SECONDS = 5.0  # for the work of a rescue to return, once it was told to stop
+LOOK_SECONDS = 0.05  # between two looks for signals in a rescue
+LEAST_FOR_SHARE = 60.0  # seconds of a run from which on its last line has a percentage
 CHECK_MAX_SECONDS = 60.0  # that a check may take from one :meth:`JoinGate.wait` to the next
 _LOOK_SECONDS = 0.05
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +204,82 @@ class StartGate:
     round: int
     run_uid: str = ""
     waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """The counters of a run, as this node knows them."""
+
+    job: str  # the job's id
+    run: str  # the run's own id
+    node: str  # the name of this node
+    rounds: int
+    restarts: int
+    max_restarts: int | None
+    nodes_lost: int  # how often
+    seconds: float  # since the run was opened
+    interrupted_seconds: float  # of these, how long the workers of this node did not run between two rounds
+    failures: Sequence[Failure] = ()  # the newest that spent a restart, oldest first
+    logs: Path | None = None  # None where none are kept
+    stop_facts: Mapping[str, Mapping[str, Field]] = field(default_factory=dict)
+    """The findings of monitors after the last planned stop, by name."""
+
+    def describe(self) -> str:
+        """Return it in one line: ``2 restarts, processes were down for 11.2 s of 3.0 h (up 99.9 %), logs in /logs``."""
+        counts = [(self.restarts, "restart"), (self.nodes_lost, "lost node")]
+        parts = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
+        if self.interrupted_seconds > 0:
+            parts.append(f"processes were down for {describe_duration(self.interrupted_seconds)}")
+            if self.seconds >= LEAST_FOR_SHARE:
+                share = 100 * (1 - min(1.0, self.interrupted_seconds / self.seconds))
+                parts[-1] += f" of {describe_duration(self.seconds)} (up {share:.1f} %)"
+        if self.logs is not None:
+            parts.append(f"logs in {self.logs}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """The end of an agent, with which all that plugins keep for its workers in memory is gone.
+
+    Attributes:
+        node: The name of this node.
+        publish: Publishes an event of this node.
+        received: Returns which signal that ends the agent has come, in words; '' for none.
+        is_last: Returns whether no other node continues from the memory of this node; it may ask the store.
+        failed: Whether the agent has raised because of a defect.
+        closed: The verdict on the job; None if there is none.
+        summary: The counters of the run; None if the node ends without a verdict.
+    """
+
+    node: str
+    publish: Callable[[Event], None] = field(repr=False)
+    received: Callable[[], str] = field(default=str, repr=False)
+    is_last: Callable[[], bool] = field(default=lambda: True, repr=False)
+    failed: bool = False
+    closed: Closed | None = None
+    summary: RunSummary | None = None
+
+    def run(self, work: Callable[[threading.Event], _Found], patience: float) -> tuple[_Found, str]:
+        """Return the result of ``work(stop)``, which runs on another thread, and why it was told to stop: '' if not.
+
+        ``stop`` is set after a signal that ends the agent, also after an earlier one, and after ``patience`` seconds.
+        Then the work has 5 s to return.
+
+        Raises:
+            TimeoutError: It has not returned by then.
+        """
+        stop, why, until = threading.Event(), self.received(), time.monotonic() + patience
+        if why:
+            stop.set()
+            until = time.monotonic() + ABORT_SECONDS
+        outcome = asked(partial(work, stop), name="elastic-rescue")
+        while not wait([outcome], LOOK_SECONDS).done:
+            overdue = time.monotonic() >= until
+            if overdue and why:
+                raise TimeoutError(f"{why}, and the disk does not answer")
+            found = f"writing has taken {patience:.0f} s" if overdue else self.received()
+            if found and not why:
+                why, until = found, time.monotonic() + ABORT_SECONDS
+                stop.set()
+        return outcome.result(), why

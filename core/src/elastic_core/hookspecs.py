@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from elastic_core.config.program import Program
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
-    from elastic_core.gates import JoinedRun, JoinGate, StartGate
+    from elastic_core.gates import AgentEnd, JoinedRun, JoinGate, StartGate
     from elastic_core.incidents import Explanation, History, Incident, Verdict
-    from elastic_core.monitors import AgentEnd, RunningRound
+    from elastic_core.monitors import RunningRound
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer
     from elastic_core.rendezvous.backend import RendezvousBackend

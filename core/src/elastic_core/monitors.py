@@ -1,4 +1,4 @@
-"""The public view of a round on this node, and of the end of an agent, for plugins.
+"""The public view of a round on this node, for plugins.
 
 A plugin that implements ``elastic_round_starts`` is a *monitor*. It gets a :class:`RunningRound`, registers callbacks
 there, and starts its own threads for work that blocks. All methods may be called from any thread. Once the round is
@@ -22,11 +22,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from elastic_core.config.parse import Stream
 from elastic_core.errors import in_one_line
-from elastic_core.events import Event, Field, Level, describe_duration
-from elastic_core.incidents import Failure
+from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Progress
 from elastic_core.progress_table import ProgressTable
-from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.node_events import Asked
 from elastic_core.protocol.questions import decode
 from elastic_core.questions import ANSWER_MAX_BYTES, VALUE_MAX_BYTES, check_name, encode
@@ -34,13 +32,10 @@ from elastic_core.threads import asked, bounded
 
 LAST_WORDS_SECONDS, LAST_WORDS_MAX_CHARACTERS = 0.5, 400  # of a monitor, before workers are stopped
 FOLLOW_SECONDS = 20.0  # how long a follower of reports may take
-ABORT_SECONDS = 5.0  # for the work of a rescue to return, once it was told to stop
-LOOK_SECONDS = 0.05  # between two looks for signals in a rescue
 NOTE_MAX_CHARACTERS = 200
 NOTES_MAX = 16
 """Limits of what all monitors of a node may write into its row: other nodes read it with every change."""
 LINE_MAX_BYTES = 1 << 16
-LEAST_FOR_SHARE = 60.0  # seconds of a run from which on its last line has a percentage
 EXPLANATION_MAX_CHARACTERS, EXPLANATIONS_MAX = 1500, 2  # of a round; a failure has 4 KiB for all its lines
 _Found = TypeVar("_Found")
 OpenReader: TypeAlias = Callable[[int, Stream, str], "OutputReader | None"]
@@ -368,85 +363,6 @@ class RunningRound:
         self.notes[name] = value
         if not value:
             del self.notes[name]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """The counters of a run, as this node knows them."""
-
-    job: str  # the job's id
-    run: str  # the run's own id
-    node: str  # the name of this node
-    rounds: int
-    restarts: int
-    max_restarts: int | None
-    nodes_lost: int  # how often
-    seconds: float  # since the run was opened
-    interrupted_seconds: float  # of these, how long the workers of this node did not run between two rounds
-    failures: Sequence[Failure] = ()  # the newest that spent a restart, oldest first
-    logs: Path | None = None  # None where none are kept
-    stop_facts: Mapping[str, Mapping[str, Field]] = field(default_factory=dict)
-    """The findings of monitors after the last planned stop, by name."""
-
-    def describe(self) -> str:
-        """Return it in one line: ``2 restarts, processes were down for 11.2 s of 3.0 h (up 99.9 %), logs in /logs``."""
-        counts = [(self.restarts, "restart"), (self.nodes_lost, "lost node")]
-        parts = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
-        if self.interrupted_seconds > 0:
-            parts.append(f"processes were down for {describe_duration(self.interrupted_seconds)}")
-            if self.seconds >= LEAST_FOR_SHARE:
-                share = 100 * (1 - min(1.0, self.interrupted_seconds / self.seconds))
-                parts[-1] += f" of {describe_duration(self.seconds)} (up {share:.1f} %)"
-        if self.logs is not None:
-            parts.append(f"logs in {self.logs}")
-        return ", ".join(parts)
-
-
-@dataclass(frozen=True)
-class AgentEnd:
-    """The end of an agent, with which all that plugins keep for its workers in memory is gone.
-
-    Attributes:
-        node: The name of this node.
-        publish: Publishes an event of this node.
-        received: Returns which signal that ends the agent has come, in words; '' for none.
-        is_last: Returns whether no other node continues from the memory of this node; it may ask the store.
-        failed: Whether the agent has raised because of a defect.
-        closed: The verdict on the job; None if there is none.
-        summary: The counters of the run; None if the node ends without a verdict.
-    """
-
-    node: str
-    publish: Callable[[Event], None] = field(repr=False)
-    received: Callable[[], str] = field(default=str, repr=False)
-    is_last: Callable[[], bool] = field(default=lambda: True, repr=False)
-    failed: bool = False
-    closed: Closed | None = None
-    summary: RunSummary | None = None
-
-    def run(self, work: Callable[[threading.Event], _Found], patience: float) -> tuple[_Found, str]:
-        """Return the result of ``work(stop)``, which runs on another thread, and why it was told to stop: '' if not.
-
-        ``stop`` is set after a signal that ends the agent, also after an earlier one, and after ``patience`` seconds.
-        Then the work has 5 s to return.
-
-        Raises:
-            TimeoutError: It has not returned by then.
-        """
-        stop, why, until = threading.Event(), self.received(), time.monotonic() + patience
-        if why:
-            stop.set()
-            until = time.monotonic() + ABORT_SECONDS
-        outcome = asked(partial(work, stop), name="elastic-rescue")
-        while not wait([outcome], LOOK_SECONDS).done:
-            overdue = time.monotonic() >= until
-            if overdue and why:
-                raise TimeoutError(f"{why}, and the disk does not answer")
-            found = f"writing has taken {patience:.0f} s" if overdue else self.received()
-            if found and not why:
-                why, until = found, time.monotonic() + ABORT_SECONDS
-                stop.set()
-        return outcome.result(), why
 
 
 def _failed(message: str) -> Event:

@@ -20,8 +20,8 @@ from elastic_core.agent.report import (
 )
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.gates import RunSummary
 from elastic_core.incidents import PEER_LOST, Explanation, Failure, Incident, IncidentKind, describe_early_exit
-from elastic_core.monitors import RunSummary
 from elastic_core.protocol.entries import (
     Closed,
     Counters,

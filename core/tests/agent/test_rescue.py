@@ -22,7 +22,7 @@ from elastic_core.agent.report import Ending
 from elastic_core.agent.rescue import received
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
-from elastic_core.monitors import AgentEnd, RunSummary
+from elastic_core.gates import AgentEnd, RunSummary
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed
 

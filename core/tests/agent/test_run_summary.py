@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from views import incident
 
-from elastic_core.monitors import RunSummary
+from elastic_core.gates import RunSummary
 from elastic_core.protocol.counters import as_record
 
 SUMMARY = RunSummary(

@@ -22,8 +22,9 @@ from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import RendezvousRefusedError, ResourceError
+from elastic_core.gates import AgentEnd
 from elastic_core.host.addresses import HeldPort
-from elastic_core.monitors import AgentEnd, RunningRound
+from elastic_core.monitors import RunningRound
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.node_events import AnswerFound, Stop

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core import JoinedRun
+from elastic_core import AgentEnd, JoinedRun
 from elastic_core.config import Program, ProgramKind, RunConfig
 from elastic_core.events import Event
-from elastic_core.monitors import AgentEnd
 from elastic_core.protocol import NodeInfo, Versions
 from elastic_operate import decision_file
 from elastic_operate.state_dump import SIGNAL, StateDump, indent_stacks

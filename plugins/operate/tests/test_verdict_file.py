@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from views import incident
 
+from elastic_core import AgentEnd, RunSummary
 from elastic_core.events import Event
 from elastic_core.incidents import Explanation, FailureClass
-from elastic_core.monitors import AgentEnd, RunSummary
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.entries import Closed
 from elastic_operate import verdict_file

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from elastic_core import AgentEnd
 from elastic_core.agent.worker_channels import Reports
-from elastic_core.monitors import AgentEnd, RunningRound
+from elastic_core.monitors import RunningRound
 from elastic_core.worker.channel import CONTROL_VARIABLE
 from elastic_torch.memory.agent import Snapshots
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core import AgentState, JoinedRun
+from elastic_core import AgentEnd, AgentState, JoinedRun
 from elastic_core.agent.directories import Slot
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Launch
@@ -30,7 +30,7 @@ from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Action, Incident, Verdict
-from elastic_core.monitors import AgentEnd, RunningRound
+from elastic_core.monitors import RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.questions import AskedQuestion, NodeAnswer
 from elastic_core.warden.linux import descendants

@@ -6,9 +6,8 @@ from elastic_core.agent.report import ledger_events, no_place
 from elastic_core.agent.resources import Resources
 from elastic_core.decision_log import Decision, DecisionLog
 from elastic_core.events import Event
-from elastic_core.gates import AgentState
+from elastic_core.gates import AgentState, RunSummary
 from elastic_core.incidents import Incident
-from elastic_core.monitors import RunSummary
 from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Halt, HaltReason
 from elastic_core.protocol.ledger import Ledger

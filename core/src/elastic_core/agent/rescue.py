@@ -13,7 +13,7 @@ from elastic_core.agent.report import Ending, Publish
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name
-from elastic_core.monitors import LOOK_SECONDS, AgentEnd
+from elastic_core.gates import LOOK_SECONDS, AgentEnd
 from elastic_core.protocol.entries import Closed
 
 

@@ -27,8 +27,8 @@ from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name, signalled
-from elastic_core.gates import AgentState
-from elastic_core.monitors import LAST_WORDS_SECONDS, RunSummary
+from elastic_core.gates import AgentState, RunSummary
+from elastic_core.monitors import LAST_WORDS_SECONDS
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Answers, Closed, Entry, Round
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, step, supersedes

@@ -29,8 +29,8 @@ from elastic_core.threads import prepare_later
 if TYPE_CHECKING:
     from types import FrameType
 
+    from elastic_core import AgentEnd
     from elastic_core.config import RunConfig
-    from elastic_core.monitors import AgentEnd
 
 SIGNAL = signal.SIGQUIT
 PREPARE_SECONDS = 0.25  # after which other modules are imported: the environment may be gone when they are needed

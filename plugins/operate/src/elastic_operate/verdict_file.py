@@ -12,9 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from elastic_core import hookimpl
+from elastic_core import AgentEnd, RunSummary, hookimpl
 from elastic_core.events import Event, Level
-from elastic_core.monitors import AgentEnd, RunSummary
 from elastic_core.protocol import Closed
 from elastic_core.threads import bounded
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
+from elastic_core import AgentEnd
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.rescue import received
 from elastic_core.events import Event
-from elastic_core.monitors import AgentEnd, RunningRound
+from elastic_core.monitors import RunningRound
 from elastic_torch.memory.agent import Snapshots
 from elastic_torch.memory.fd_store import FdStore
 from elastic_torch.memory.rescue_files import Written, requests, snapshots, worth_writing, write

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from elastic_core import AgentEnd
 from elastic_core.agent.worker_channels import NotUnderstood, Reports
 from elastic_core.errors import ResourceError
-from elastic_core.monitors import AgentEnd, RunningRound
+from elastic_core.monitors import RunningRound
 from elastic_core.warden.channel import close_all
 from elastic_core.worker.channel import CONTROL_VARIABLE, KIND
 from elastic_torch.memory import fd_store

@@ -17,7 +17,8 @@ from elastic_core.events import Event, Level
 from elastic_core.threads import prepare_later
 
 if TYPE_CHECKING:
-    from elastic_core.monitors import AgentEnd, RunningRound
+    from elastic_core import AgentEnd
+    from elastic_core.monitors import RunningRound
     from elastic_torch.memory.fd_store import FdStore
 
 

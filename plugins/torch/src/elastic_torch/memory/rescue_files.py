@@ -36,7 +36,7 @@ from elastic_torch.memory.snapshot_format import (
 )
 
 if TYPE_CHECKING:
-    from elastic_core.monitors import AgentEnd
+    from elastic_core import AgentEnd
 
 logger = logging.getLogger("elastic_torch.memory")
 BLOCK = 8 << 20
