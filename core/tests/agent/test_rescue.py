@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core import hookimpl, monitors
+from elastic_core import gates, hookimpl
 from elastic_core.agent import rescue
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.report import Ending
@@ -205,7 +205,7 @@ def test_the_work_is_told_to_stop_by_a_signal_that_came_while_the_agent_closed(n
 def test_the_work_has_so_many_seconds_and_some_more_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     end = AgentEnd("n", lambda event: None)
     assert end.run(lambda stop: stop.wait(60), 0.0) == (True, "writing has taken 0 s")
-    monkeypatch.setattr(monitors, "ABORT_SECONDS", 0.0)
+    monkeypatch.setattr(gates, "ABORT_SECONDS", 0.0)
     released = threading.Event()
     with pytest.raises(TimeoutError, match="writing has taken 0 s, and the disk does not answer"):
         end.run(lambda stop: released.wait(60), 0.0)
