@@ -28,17 +28,15 @@ if TYPE_CHECKING:
     from elastic_core.incidents import Failure, Incident
     from elastic_core.monitors import WorkerView
     from elastic_core.progress import Progress
-    from elastic_core.protocol.entries import Closed
     from elastic_core.protocol.failure_detector import NodeView
     from elastic_core.protocol.node import NodeState
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.rendezvous.backend import RendezvousBackend
 
 ABORT_SECONDS = 5.0  # for the work of a rescue to return, once it was told to stop
-LOOK_SECONDS = 0.05  # between two looks for signals in a rescue
+LOOK_SECONDS = 0.05  # between two looks, of a check and of a rescue
 LEAST_FOR_SHARE = 60.0  # seconds of a run from which on its last line has a percentage
 CHECK_MAX_SECONDS = 60.0  # that a check may take from one :meth:`JoinGate.wait` to the next
-_LOOK_SECONDS = 0.05
 _Found = TypeVar("_Found")
 
 
@@ -96,7 +94,7 @@ class JoinGate:
         deadline, self._due, readable = time.monotonic() + seconds, math.inf, list[Any]()
         while not readable and not self.closed.is_set() and (left := deadline - time.monotonic()) > 0:
             if others:
-                readable, _, _ = select.select(others, [], [], min(left, _LOOK_SECONDS))
+                readable, _, _ = select.select(others, [], [], min(left, LOOK_SECONDS))
             else:
                 self.closed.wait(left)
         self.start_clock()
@@ -248,8 +246,6 @@ class AgentEnd:
         received: Returns which signal that ends the agent has come, in words; '' for none.
         is_last: Returns whether no other node continues from the memory of this node; it may ask the store.
         failed: Whether the agent has raised because of a defect.
-        closed: The verdict on the job; None if there is none.
-        summary: The counters of the run; None if the node ends without a verdict.
     """
 
     node: str
@@ -257,8 +253,6 @@ class AgentEnd:
     received: Callable[[], str] = field(default=str, repr=False)
     is_last: Callable[[], bool] = field(default=lambda: True, repr=False)
     failed: bool = False
-    closed: Closed | None = None
-    summary: RunSummary | None = None
 
     def run(self, work: Callable[[threading.Event], _Found], patience: float) -> tuple[_Found, str]:
         """Return the result of ``work(stop)``, which runs on another thread, and why it was told to stop: '' if not.

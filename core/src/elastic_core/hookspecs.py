@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from elastic_core.config.program import Program
     from elastic_core.config.run import RunConfig
     from elastic_core.events import Event
-    from elastic_core.gates import AgentEnd, JoinedRun, JoinGate, StartGate
+    from elastic_core.gates import AgentEnd, JoinedRun, JoinGate, RunSummary, StartGate
     from elastic_core.incidents import Explanation, History, Incident, Verdict
     from elastic_core.monitors import RunningRound
+    from elastic_core.protocol.entries import Closed
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer
     from elastic_core.rendezvous.backend import RendezvousBackend
@@ -194,11 +195,20 @@ def elastic_run_starts(run: JoinedRun) -> None:
 
 
 @hookspec
+def elastic_job_closed(closed: Closed, summary: RunSummary, publish: Callable[[Event], None]) -> None:
+    """Receive the verdict on the job, and this node's counters of the run.
+
+    Called on the main thread of each node that had joined, when its workers have ended and before it leaves the roster:
+    the exit waits, so be quick. ``publish`` publishes an event of this node. A plugin that raises is reported.
+    """
+
+
+@hookspec
 def elastic_run_ends() -> None:
     """Close all resources: no notice follows.
 
-    Called once, on the observer's thread, as the last notice, also where the run never started; not for an observer
-    that is switched off.
+    Called once, on the observer's thread, as the last notice, also where the run never started, perhaps before
+    :func:`elastic_configure`; not for an observer that is switched off.
     """
 
 
@@ -234,8 +244,7 @@ def elastic_agent_ends(end: AgentEnd) -> None:
     another node; all plugins are called in turn. ``end.is_last()`` tells whether the memory of this node is the last:
     the job has failed, its store is lost, or the last node leaves. The exit waits: write with ``end.run``, which limits
     the time and ends at a signal, and publish the result as ``rescued`` or ``rescue_failed``. A plugin that raises is
-    reported as ``rescue_failed``, and the agent ends as it would have. ``end.failed`` tells that a defect ends it,
-    ``end.closed`` and ``end.summary`` how the job has ended, if this node knows.
+    reported as ``rescue_failed``, and the agent ends as it would have. ``end.failed`` tells that a defect ends it.
     """
 
 

@@ -36,6 +36,8 @@ NOTE_MAX_CHARACTERS = 200
 NOTES_MAX = 16
 """Limits of what all monitors of a node may write into its row: other nodes read it with every change."""
 LINE_MAX_BYTES = 1 << 16
+HELD_MAX_BYTES = 1 << 20  # of what a shape may hold back, kept to be shown if it raises
+OVERDUE_SECONDS = 0.1  # between two calls of :meth:`Shape.overdue`, at least
 EXPLANATION_MAX_CHARACTERS, EXPLANATIONS_MAX = 1500, 2  # of a round; a failure has 4 KiB for all its lines
 _Found = TypeVar("_Found")
 OpenReader: TypeAlias = Callable[[int, Stream, str], "OutputReader | None"]
@@ -60,15 +62,18 @@ class OutputReader(ABC):
 
 
 class LineReader(OutputReader):
-    """Calls ``take`` with each whole line of a stream, without its end; also after a carriage return, as of a bar."""
+    """Calls ``take`` with each whole line of a stream, without its end; also after a carriage return, as of a bar.
 
-    def __init__(self, take: Callable[[str], None]) -> None:
-        self._take, self._rest = take, b""
+    Of a line that is longer than ``most`` bytes it gets the end.
+    """
+
+    def __init__(self, take: Callable[[str], None], most: int = LINE_MAX_BYTES) -> None:
+        self._take, self._most, self._rest = take, most, b""
 
     def feed(self, data: bytes) -> None:
         """Take bytes, and pass on the lines that end in them."""
         *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        self._rest = rest[-LINE_MAX_BYTES:]
+        self._rest = rest[-self._most :]
         for line in filter(None, lines):
             self._take(line.decode(errors="replace"))
 
@@ -85,7 +90,8 @@ class Shape:
     The methods are called by the thread that moves the output of all workers, so each must return within milliseconds.
     """
 
-    due = math.inf  # when :meth:`overdue` must be called, by the monotonic clock; infinite if nothing is held back
+    due = math.inf
+    """When :meth:`overdue` is to be called, by the monotonic clock: infinite as long as nothing is held back."""
 
     def feed(self, data: bytes) -> bytes:
         """Return all that can be shown once ``data`` has come, and hold the rest back."""
@@ -216,19 +222,22 @@ class RunningRound:
                 terminal that is both), and the prefix that ``--tee`` gives its lines. It returns the reader.
             every_stream: Whether the agent reads all streams for it. By default a single worker that has the agent's
                 own stdout, since nothing keeps or changes that, keeps it.
-            apart: Whether stdout and stderr are two streams also on a terminal, where one keeps their order.
+            apart: Whether stdout and stderr are two streams on a terminal, too. By default they are one there, which
+                keeps their order.
         """
         self.readers.openers.append(Guarded(open, self.publish))
         self.readers.every_stream |= every_stream
         self.readers.apart |= apart
 
     def shape_console(self, open: Callable[[int, Path | None], Shape | None]) -> None:
-        """Shape the stderr of each worker where a console shows several workers. Call it in the hook itself.
+        """Shape what a console of several workers shows of each one's stderr. Call it in the hook itself.
+
+        Where stdout and stderr are one terminal, the shape gets both: whole lines, unless one does not end in time, and
+        b'' where none is complete. If it raises, this is reported, and what it holds back is shown as it is.
 
         Args:
             open: Called with the rank of a worker, and the file that keeps its stderr, if one does; returns the shape,
-                or None. It gets what the console would show, in whole lines, unless a line does not end in time. If it
-                raises, this is reported, and the console shows what it holds back, and the rest, as they are.
+                or None.
         """
         self.readers.shapers.append(Guarded(open, self.publish))
 
@@ -471,7 +480,7 @@ class OutputReaders:
     """The monitors' readers of the output of one round. For the agent.
 
     Attributes:
-        every_stream: True if a monitor wants it, as ``apart``: see :meth:`RunningRound.read_output`.
+        every_stream, apart: Whether a monitor has asked for it (:meth:`RunningRound.read_output`).
     """
 
     def __init__(self, publish: Callable[[Event], None] = lambda event: None) -> None:
@@ -542,13 +551,18 @@ class GuardedShape(Shape):
         return self._shown("feed", self._inner.finish()) + self._shown("finish")
 
     def _shown(self, method: str, *data: bytes) -> bytes:
-        self._held = b"".join([self._held, *data])
+        new = b"".join(data)
+        self._held = (self._held + new)[-HELD_MAX_BYTES:]
         try:
             shown = b"".join([getattr(self._outer, method)(*data)])  # raises for what is no bytes
-            self._held_until = float(self._outer.due)
+            least = time.monotonic() + OVERDUE_SECONDS if method == "overdue" else -math.inf
+            self._held_until = max(float(self._outer.due), least)
         except Exception as exc:
             self._publish(_unread(self._outer, in_one_line(exc)))
             shown, self._outer, self._held_until = self._held, Shape(), math.inf
-        self._held = b"" if self._held_until == math.inf else self._held.removeprefix(shown)
+        if self._held_until == math.inf:
+            self._held = b""
+        else:  # of text that is shown in another form only the newest may be held
+            self._held = self._held.removeprefix(shown) if self._held.startswith(shown) else new
         self.due = min(self._inner.due, self._held_until)
         return shown

@@ -22,7 +22,7 @@ from elastic_core.agent.report import Ending
 from elastic_core.agent.rescue import received
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
-from elastic_core.gates import AgentEnd, RunSummary
+from elastic_core.gates import AgentEnd
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed
 
@@ -57,7 +57,6 @@ class Loop:
     """An agent's loop that ends as told."""
 
     closed: Closed | None = None
-    summary: RunSummary | None = None
     signalled_at: float | None = None
 
     def __init__(
@@ -169,7 +168,7 @@ def test_if_a_plugin_raises_the_agent_ends_as_it_had_and_the_next_plugin_is_call
     [event] = node.published
     assert (event.name, event.message) == (
         "rescue_failed",
-        "what plugins keep in memory for workers may be lost: the plugin 'full' raised "
+        "what a plugin keeps in memory for workers may be lost: the plugin 'full' raised "
         "OSError(24, 'Too many open files')",
     )
     assert len(seen) == 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core import JoinedRun, hookimpl
+from elastic_core import JoinedRun, RunSummary, hookimpl
 from elastic_core.agent import membership, worker_store
 from elastic_core.agent.directories import Slot
 from elastic_core.agent.resources import Launch
@@ -27,6 +27,7 @@ from elastic_core.host.addresses import HeldPort
 from elastic_core.monitors import RunningRound
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.plugins.manager import Plugins, core_plugins
+from elastic_core.protocol.entries import Closed
 from elastic_core.protocol.node_events import AnswerFound, Stop
 from elastic_core.protocol.roster import Answer, Phase
 from elastic_core.rendezvous.backend import HeartbeatReply
@@ -156,19 +157,21 @@ def test_an_agent_that_fails_has_plugins_rescue_memory_and_shows_its_decisions(j
     )
 
 
-def test_plugins_learn_at_the_agents_end_how_the_job_has_ended(job: Job) -> None:
-    ends: list[AgentEnd] = []
+def test_plugins_learn_how_the_job_has_ended_while_the_node_is_in_the_roster(job: Job) -> None:
+    found: list[tuple[bool, int, int]] = []
+
+    class Broken:
+        @hookimpl
+        def elastic_job_closed(self) -> None:
+            raise ValueError("of one plugin")
 
     class Reader:
         @hookimpl
-        def elastic_agent_ends(self, end: AgentEnd) -> None:
-            ends.append(end)
+        def elastic_job_closed(self, closed: Closed, summary: RunSummary) -> None:
+            found.append((closed.success, summary.rounds, len(LocalBackend(job.store).roster())))
 
-    job.run(reader=Reader())
-    [end] = ends
-    assert end.closed is not None
-    assert end.summary is not None
-    assert (end.closed.success, end.summary.rounds, end.summary.node) == (True, 1, end.node)
+    job.run(reader=Reader(), broken=Broken())
+    assert found == [(True, 1, 1)]
 
 
 def test_a_late_answer_to_a_question_does_not_end_the_wait_for_the_last_words_of_monitors(

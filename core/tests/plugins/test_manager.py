@@ -229,7 +229,8 @@ def wrapping() -> SimpleNamespace:
             "The hooks are: elastic_rendezvous_options, elastic_make_rendezvous, elastic_find_cause, "
             "elastic_explain_failure, "
             "elastic_judge_failure, elastic_node_gone, elastic_sum_up_answers, elastic_observe, elastic_run_starts, "
-            "elastic_run_ends, elastic_train_state, elastic_init_process_group, elastic_agent_ends, "
+            "elastic_job_closed, elastic_run_ends, elastic_train_state, elastic_init_process_group, "
+            "elastic_agent_ends, "
             "elastic_worker_command, elastic_worker_environment, elastic_worker_startup, elastic_worker_cpus, "
             "elastic_flags, elastic_count_workers, elastic_scheduler_defaults, elastic_configure, "
             "elastic_round_starts, elastic_before_join, elastic_before_start.",

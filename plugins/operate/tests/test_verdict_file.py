@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from views import incident
 
-from elastic_core import AgentEnd, RunSummary
+from elastic_core import RunSummary
 from elastic_core.events import Event
 from elastic_core.incidents import Explanation, FailureClass
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.entries import Closed
 from elastic_operate import verdict_file
-from elastic_operate.verdict_file import VERDICT_FILE, elastic_agent_ends
+from elastic_operate.verdict_file import VERDICT_FILE, elastic_job_closed
 
 SUMMARY = RunSummary(
     job="job42",
@@ -48,10 +48,10 @@ FAILED = Closed(
 )
 
 
-def at_the_end(closed: Closed | None = FAILED, summary: RunSummary | None = SUMMARY, **facts: Any) -> list[str]:
-    """End an agent with these facts about its run; return what was published of the file."""
+def at_the_end(**facts: Any) -> list[str]:
+    """End a job with these facts about the run; return what was published of the file."""
     said: list[Event] = []
-    elastic_agent_ends(AgentEnd("n", said.append, closed=closed, summary=summary and replace(summary, **facts)))
+    elastic_job_closed(FAILED, replace(SUMMARY, **facts), said.append)
     assert {event.name for event in said} <= {"output"}
     return [event.message for event in said]
 
@@ -78,18 +78,6 @@ def test_a_verdict_replaces_the_one_of_another_node_as_a_whole(tmp_path: Path) -
     for node in ("node0", "node1"):
         assert at_the_end(node=node, logs=tmp_path) == []
     assert json.loads((tmp_path / VERDICT_FILE).read_text())["node"] == "node1"
-
-
-@pytest.mark.parametrize(
-    ("closed", "summary"),
-    [(FAILED, None), (None, None)],
-    ids=["it raised after the end of the job", "the job goes on"],
-)
-def test_an_agent_that_ends_without_a_verdict_writes_none(
-    tmp_path: Path, closed: Closed | None, summary: RunSummary | None
-) -> None:
-    assert at_the_end(closed, summary, logs=tmp_path) == []
-    assert [*tmp_path.iterdir()] == []
 
 
 def test_why_a_verdict_cannot_be_written_is_published(tmp_path: Path) -> None:

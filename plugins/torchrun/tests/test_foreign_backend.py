@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from elastic_core import AgentEnd, AgentState, JoinedRun
+from elastic_core import AgentEnd, AgentState, JoinedRun, RunSummary
 from elastic_core.agent.directories import Slot
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Launch
@@ -32,6 +32,7 @@ from elastic_core.hookspecs import hookimpl
 from elastic_core.incidents import Action, Incident, Verdict
 from elastic_core.monitors import RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
+from elastic_core.protocol import Closed
 from elastic_core.questions import AskedQuestion, NodeAnswer
 from elastic_core.warden.linux import descendants
 from elastic_torchrun.errors import HandlerError
@@ -478,21 +479,19 @@ def test_if_a_handler_has_no_other_round_the_memory_of_the_node_is_the_last(run:
 
 
 def test_plugins_learn_how_the_job_has_ended(run: Run, tmp_path: Path) -> None:
-    found: list[AgentEnd] = []
+    found: list[RunSummary] = []
 
     class Reader:
         @hookimpl
-        def elastic_agent_ends(self, end: AgentEnd) -> None:
-            found.append(end)
+        def elastic_job_closed(self, closed: Closed, summary: RunSummary) -> None:
+            assert not closed.success
+            found.append(summary)
 
     run.plugins.register("reader", Reader())
     run(Scripted(), "exit 1", log_dir=tmp_path)
-    [end] = found
-    assert end.closed is not None
-    assert end.summary is not None
-    assert end.summary.logs is not None
-    assert not end.closed.success
-    assert end.summary.logs.is_relative_to(tmp_path)
+    [summary] = found
+    assert summary.logs is not None
+    assert summary.logs.is_relative_to(tmp_path)
 
 
 def test_a_node_that_is_not_needed_ends_well(run: Run) -> None:

@@ -10,9 +10,9 @@ General layout:
 * ``workers``: the workers of one round, each a ``worker``. ``worker_channels``: the agent's side of the control
   channels. ``worker_store``: the store that a node offers to them.
 * ``output``: the workers' streams. ``stream_pump`` reads them, and ``console`` writes to the terminal.
-* ``rescue``: has plugins write the training state that is only in memory to disk after the agent has ended.
+* ``rescue``: runs an agent to its end, then calls the plugins that keep memory for workers.
   ``probing``: the peers that can be reached after a failure, and whether the job has gone on without this node.
-* ``report``: the events that people read, the counters of the run, and how long a recovery took. ``account``:
+* ``report``: the events that people read, and how long a recovery took. ``account``:
   what it has seen of the run.
 
 No module here decides anything about the job: ``protocol.leader`` and ``protocol.node`` do.

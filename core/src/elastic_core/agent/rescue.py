@@ -73,14 +73,13 @@ def _tell_plugins(agent: Supervisor, ending: Ending | None, *, failed: bool) -> 
     """Call the plugins at the agent's end."""
     node, untaken = agent.resources.node, agent.resources.loop.untaken_signals
     is_last = partial(is_needed, ending, agent.closed, agent.leaves_others, failed=failed)
-    told = partial(received, untaken, agent.signalled_at)
-    end = AgentEnd(str(node.info), node.publish, told, is_last, failed, agent.closed, agent.summary)
+    end = AgentEnd(str(node.info), node.publish, partial(received, untaken, agent.signalled_at), is_last, failed)
     for plugin in node.plugins.implementations("elastic_agent_ends"):
         try:
             plugin(end=end)
         except Exception as error:
-            _publish_lost(node.publish, f"the plugin {plugin.plugin!r} raised {error!r}")
+            _publish_lost(node.publish, f"the plugin {plugin.plugin!r} raised {error!r} at the agent's end")
 
 
 def _publish_lost(publish: Publish, why: str) -> None:
-    publish(Event("rescue_failed", f"what plugins keep in memory for workers may be lost: {why}", Level.ERROR))
+    publish(Event("rescue_failed", f"what a plugin keeps in memory for workers may be lost: {why}", Level.ERROR))

@@ -27,8 +27,9 @@ from elastic_core.agent.worker_store import Stores
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode, signal_name, signalled
-from elastic_core.gates import AgentState, RunSummary
+from elastic_core.gates import AgentState
 from elastic_core.monitors import LAST_WORDS_SECONDS
+from elastic_core.plugins.manager import call_all
 from elastic_core.protocol import node_events
 from elastic_core.protocol.entries import Answers, Closed, Entry, Round
 from elastic_core.protocol.node import NodeState, failed_round, is_newly_excluded, known_failure, step, supersedes
@@ -66,7 +67,6 @@ class Supervisor:
         self.state = NodeState(row=NodeRow(info=applicant.info, offer=applicant.offer), ledger=joined.ledger)
         self._stores = stores
         self._exit: Exit | None = None
-        self.summary: RunSummary | None = None  # once the agent has ended with a verdict on the job
         self._gate = StartDelay(node, loop)
         self._put_off: node_events.Stop | None = None  # while monitors are asked before it
         self.account = Account(resources)
@@ -336,10 +336,12 @@ class Supervisor:
         if (closed := self.closed) is not None:
             # Before the first round every node was needed, although none has started a worker.
             idle = "" if self.state.row.round or self.state.ledger.round is None else report.SPARE
-            self.summary = self.account.summarize(self.state.ledger)
-            over_handler = self.resources.node.plugins.rendezvous_options().handler
+            summary, plugins = self.account.summarize(self.state.ledger), self.resources.node.plugins
+            over_handler = plugins.rendezvous_options().handler
             known = report.FIRST_HERE if over_handler else report.FIRST_OF_ALL
-            return finish(self._publish, closed, self.summary, known=known, idle=idle)
+            facts = {"closed": closed, "summary": summary, "publish": self._publish}
+            call_all(plugins, "elastic_job_closed", "The job ends as it would have.", **facts)
+            return finish(self._publish, closed, summary, known=known, idle=idle)
         end = settle_exit(end, self._departure.received)
         if end.rejoin:
             former = FormerNode(self.state.row.info.node_id, self.state.ledger.head.index)

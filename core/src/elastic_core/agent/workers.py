@@ -48,8 +48,8 @@ def import_failure_path() -> None:
     """Import what only a failure needs: a recovery would wait 20 ms of CPU, and an upgrade may remove it until then."""
     from elastic_core.worker.library import failure_writer
 
-    failure_writer()
     import_module("elastic_core.plugins.verdicts")
+    failure_writer()
 
 
 @dataclass

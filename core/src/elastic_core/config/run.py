@@ -116,8 +116,8 @@ class PlainSettings:
     signals_to_handle: tuple[signal.Signals, ...] | None = FAILURE.flag(
         "The signals on which this node leaves. Its workers get the same signal; if none of them handles a SIGURG, "
         "SIGUSR1 or SIGUSR2, they get SIGTERM. Workers that still run get SIGTERM 5 s before the end of "
-        "--shutdown_timeout (in its last fifth, if that is shorter), and SIGKILL at its end. If SIGQUIT is not named "
-        "here, the agent writes its state to stderr on it and goes on, with a plugin that does so.",
+        "--shutdown_timeout (in its last fifth, if that is shorter), and SIGKILL at its end. Where a plugin does so, "
+        "the agent writes its state to stderr on SIGQUIT and goes on, unless that is named here.",
         ("NAMES", parse.signals),
         unset="SIGTERM,SIGINT,SIGHUP, as far as they are not ignored",
     )

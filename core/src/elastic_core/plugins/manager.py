@@ -14,6 +14,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -232,11 +233,7 @@ class Plugins:
     def round_starts(self, round: RunningRound) -> None:
         """Show a round that is about to start workers on this node to the monitors. Raises nothing."""
         self._finding = {}
-        for impl in self.implementations("elastic_round_starts"):
-            try:
-                impl(round=round)
-            except Exception as exc:
-                self._report(impl, exc, "It does not watch this round.")
+        call_all(self, "elastic_round_starts", "It does not watch this round.", round=round)
 
     def _report(self, impl: Implementation, exc: Exception, consequence: str) -> None:
         for event in failure_events("plugin_failed", impl, exc, consequence):
@@ -327,9 +324,21 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
 
             plugins.agreed_flags = check_given(config, catalogue, plugins.described, plugins.problems)
     except BaseException:
-        plugins.close()
+        plugins.problems.clear()  # which say that the job goes on
+        with suppress(Exception):
+            plugins.close()
         raise
     return plugins
+
+
+def call_all(plugins: Plugins, hook: str, consequence: str, **facts: object) -> None:
+    """Call all plugins with a hook; report those that raise, and the consequence. Raises nothing."""
+    for impl in plugins.implementations(hook):
+        try:
+            impl(**facts)
+        except Exception as exc:
+            for event in failure_events("plugin_failed", impl, exc, consequence):
+                plugins.publish(event)
 
 
 def worker_cpus(plugins: Plugins, program: Program, assignment: Assignment) -> list[int] | None:

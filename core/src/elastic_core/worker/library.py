@@ -90,10 +90,10 @@ def added_name(module: str, name: str) -> Any:
 
 @functools.cache
 def failure_writer() -> Any:
-    """Return elastic-torchrun's module that writes why a launch has failed; None if it is not installed."""
+    """Return elastic-torchrun's module that writes why a launch has failed; None if it cannot be imported."""
     try:
         return _import_for("the launcher's error file", "failures")
-    except ImportError:
+    except Exception:  # of a broken installation: it must not replace the failure that is to be written
         return None
 
 

@@ -19,7 +19,7 @@ _BEGINS = re.compile(rb"^(\[[^\]\n]*\]:? ?)*Traceback \(most recent call last\):
 
 
 class FoldedTracebacks(Shape):
-    """A stream of stderr in whole lines. A traceback is held back until the stream ends.
+    """A stream with a worker's stderr in whole lines. A traceback is held back until the stream ends.
 
     If its exception follows from the loss of a peer, one line stands for it; the log and the summary of the failure
     have the rest. Any other traceback is shown as it is. The cause of one takes about a millisecond to find, once for

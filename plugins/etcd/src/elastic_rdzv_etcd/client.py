@@ -81,8 +81,8 @@ class Lost(Exception):
 class Client(Connection):
     """One connection at a time, made when it is needed.
 
-    What asks raises RendezvousConnectionError where no member answered in time, or none lets us in, or this connection
-    is closed; and RendezvousStateError where they refuse it for what it is.
+    Methods that ask a member raise RendezvousConnectionError where no member answered in time, or none lets us in,
+    or this connection is closed; and RendezvousStateError where they refuse it for what it is.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -293,7 +293,7 @@ class Watch:
 class Watcher:
     """The watch of one connection: kept over many waits, and begun anew when it has ended.
 
-    What asks raises what :class:`Client` does.
+    Methods raise as those of :class:`Client`.
     """
 
     PATIENCE = 5  # watches in a row that may end without having told of anything

@@ -4,7 +4,7 @@ Made for directories that several hosts mount. Over NFS, an exclusive create can
 lost, so :func:`publish` links a finished file into place, as open(2) advises; and a client may remember for half a
 minute that a file is *not* there, so absence is believed only after :func:`revalidate`, which asks the server.
 
-Functions raise OSError for what the file system refuses; :func:`store_errors` makes errors of a backend of that.
+Functions raise OSError for what the file system refuses; :func:`store_errors` turns these into errors of a backend.
 """
 
 from __future__ import annotations

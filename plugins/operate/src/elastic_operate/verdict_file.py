@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from elastic_core import AgentEnd, RunSummary, hookimpl
+from elastic_core import RunSummary, hookimpl
 from elastic_core.events import Event, Level
 from elastic_core.protocol import Closed
 from elastic_core.threads import bounded
@@ -20,17 +22,17 @@ from elastic_core.threads import bounded
 VERDICT_FILE, WRITE_MAX_SECONDS = "verdict.json", 5.0  # for which a disk that does not answer is waited for
 
 
-@hookimpl(tryfirst=True)  # others may write for minutes, and a scheduler kills the agent meanwhile
-def elastic_agent_ends(end: AgentEnd) -> None:
-    """Write the file, as a whole or not at all, if logs are kept and the job has ended; publish why it could not be."""
-    if end.closed is None or end.summary is None or (logs := end.summary.logs) is None:
+@hookimpl
+def elastic_job_closed(closed: Closed, summary: RunSummary, publish: Callable[[Event], None]) -> None:
+    """Write the file, as a whole or not at all, if logs are kept; publish why it could not be."""
+    if (logs := summary.logs) is None:
         return
-    text = json.dumps(verdict(end.summary, end.closed), indent=1) + "\n"
+    text = json.dumps(verdict(summary, closed), indent=1) + "\n"
     try:
         bounded(lambda: _write(logs, text), WRITE_MAX_SECONDS)
     except OSError as exc:  # TimeoutError is one
         message = f"{logs}/{VERDICT_FILE} cannot be written: {exc.strerror or exc}"
-        end.publish(Event("output", message, Level.WARNING))
+        publish(Event("output", message, Level.WARNING))
 
 
 def verdict(summary: RunSummary, closed: Closed) -> dict[str, Any]:
@@ -60,5 +62,7 @@ def _write(directory: Path, text: str) -> None:
     try:
         unnamed.write_text(text, encoding="utf-8")
         os.replace(unnamed, directory / VERDICT_FILE)
-    finally:
-        unnamed.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):
+            unnamed.unlink()
+        raise

@@ -53,7 +53,7 @@ _HINTS = {
 """The advice for an error of a server, by its first word."""
 
 _KEEPS = "noeviction"
-_ECHO = ", with args beginning with"  # so a server without AUTH begins to repeat its arguments: the password
+_ECHO = ", with args beginning with"  # a server without AUTH repeats its arguments after this: the password
 
 
 class _Line(AbstractConnection):

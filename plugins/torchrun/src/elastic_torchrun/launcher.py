@@ -182,7 +182,9 @@ def _replace_launch_agent(module: Any) -> None:
 
             run = launch_config.configure(launch_config.config_of(config, entrypoint, args))
             if run.settings:
-                load(run).close()  # which may refuse the run
+                trial = load(run)  # which may refuse the run
+                trial.problems.clear()  # they are reported when it is launched
+                trial.close()
             return functools.partial(launch.launch, run, entrypoint, tuple(args))
 
         own = functools.partial(torchs, config, entrypoint, args, *others, **named)

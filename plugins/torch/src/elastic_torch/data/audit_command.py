@@ -266,8 +266,9 @@ def _segments(files: Sequence[Sequence[Record]], findings: list[Finding]) -> lis
             loads[life] = loads.get(life, 0) + (record.own is None and stepped.get(life, False))
             stepped[life] = record.own is not None
             key = (runs[record.run], record.round or 0, loads[life])
-            segment = segments.setdefault(key, _Segment(_named(record, several=len(runs) > 1)))
-            _add(segment, record, findings)
+            if key not in segments:
+                segments[key] = _Segment(_named(record, several=len(runs) > 1))
+            _add(segments[key], record, findings)
     return [segments[key] for key in sorted(segments)]
 
 
