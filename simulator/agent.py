@@ -263,6 +263,7 @@ class SimAgent:
         self.run, self.joined_at = found.ledger.head.run, world.hub.now
         world.checker.on_join(self, found.ledger)
         plugins = SimpleNamespace(
+            implementations=lambda *hooks: [],
             rendezvous_options=RendezvousOptions,
             judge=self._judge,
             node_gone=self._node_gone if plan.vouching in ("right", "wrong") else None,

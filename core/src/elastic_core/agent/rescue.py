@@ -78,7 +78,7 @@ def _tell_plugins(agent: Supervisor, ending: Ending | None, *, failed: bool) -> 
         try:
             plugin(end=end)
         except Exception as error:
-            _publish_lost(node.publish, f"the plugin {plugin.plugin!r} raised {error!r} at the agent's end")
+            _publish_lost(node.publish, f"the plugin {plugin.plugin!r} raised {error!r}")
 
 
 def _publish_lost(publish: Publish, why: str) -> None:
