@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -80,4 +81,22 @@ def test_a_file_that_cannot_be_opened_is_reported_once_and_output_goes_on(
     started(round, stdout="apple")
     assert [round.readers.open(rank, OUT, "") for rank in range(3)] == [[], [], []]
     [event] = published
-    assert "filtered_stdout.log" in event.message
+    assert (
+        event.message
+        == f"{round.directory}/filtered_stdout.log cannot be written: Too many levels of symbolic links"
+        + ("; the worker goes on")
+    )
+
+
+def test_a_full_disk_is_reported_once_and_output_goes_on(round: RunningRound, published: list[Event]) -> None:
+    (round.directory / "filtered_stdout.log").touch()
+    started(round, stdout="apple")
+    readers = [opened(round, rank, OUT) for rank in range(2)]
+    for reader in readers:
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, reader._file)  # type: ignore[attr-defined]
+        os.close(full)
+        reader.feed(b"apple\napple\n")
+        reader.finish()
+    [event] = published
+    assert "filtered_stdout.log is not complete: No space left on device" in event.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ class StreamFilters:
     def elastic_round_starts(self, round: RunningRound) -> None:
         """Read the streams whose lines are copied."""
 
+        @cache  # several workers share a file
         def report(message: str) -> None:
             round.publish(Event("output", f"{message}; the worker goes on", Level.WARNING))
 
