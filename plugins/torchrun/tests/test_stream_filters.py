@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from elastic_core.config import Program, ProgramKind, RunConfig
 from elastic_core.config.parse import Stream
 from elastic_core.events import Event
 from elastic_core.monitors import OutputReader, RunningRound
-from elastic_torchrun.stream_filters import FLAGS, StreamFilters, texts
+from elastic_torchrun.stream_filters import FLAGS, CopiedLines, StreamFilters, texts
 
 OUT, ERR = Stream.OUT, Stream.ERR
 
@@ -81,22 +80,12 @@ def test_a_file_that_cannot_be_opened_is_reported_once_and_output_goes_on(
     started(round, stdout="apple")
     assert [round.readers.open(rank, OUT, "") for rank in range(3)] == [[], [], []]
     [event] = published
-    assert (
-        event.message
-        == f"{round.directory}/filtered_stdout.log cannot be written: Too many levels of symbolic links"
-        + ("; the worker goes on")
-    )
+    assert "filtered_stdout.log cannot be written" in event.message
 
 
-def test_a_full_disk_is_reported_once_and_output_goes_on(round: RunningRound, published: list[Event]) -> None:
-    (round.directory / "filtered_stdout.log").touch()
-    started(round, stdout="apple")
-    readers = [opened(round, rank, OUT) for rank in range(2)]
-    for reader in readers:
-        full = os.open("/dev/full", os.O_WRONLY)
-        os.dup2(full, reader._file)  # type: ignore[attr-defined]
-        os.close(full)
-        reader.feed(b"apple\napple\n")
-        reader.finish()
-    [event] = published
-    assert "filtered_stdout.log is not complete: No space left on device" in event.message
+def test_a_full_disk_is_reported_once_and_output_goes_on() -> None:
+    said: list[str] = []
+    reader = CopiedLines(("apple",), "", Path("/dev/full"), said.append)
+    reader.feed(b"apple\napple\n")
+    reader.finish()
+    assert said == ["/dev/full is not complete: No space left on device"]
