@@ -98,7 +98,7 @@ class Shape:
         return data
 
     def overdue(self) -> bytes:
-        """Return what has waited for too long, and is shown as well."""
+        """Return the text that has waited for too long, to be shown."""
         return b""
 
     def finish(self) -> bytes:
@@ -232,8 +232,8 @@ class RunningRound:
     def shape_console(self, open: Callable[[int, Path | None], Shape | None]) -> None:
         """Shape what a console of several workers shows of each one's stderr. Call it in the hook itself.
 
-        Where stdout and stderr are one terminal, the shape gets both: whole lines, unless one does not end in time, and
-        b'' where none is complete. If it raises, this is reported, and what it holds back is shown as it is.
+        Where stdout and stderr are one terminal, the shape gets both. It gets whole lines, unless one does not end in
+        time, and b'' if no line is complete. If it raises, the error is reported, and its held text is shown.
 
         Args:
             open: Called with the rank of a worker, and the file that keeps its stderr, if one does; returns the shape,
@@ -530,7 +530,7 @@ class GuardedReader(OutputReader):
 
 
 class GuardedShape(Shape):
-    """A shape, and around it a monitor's, until that raises: that is published, and what it holds back is shown."""
+    """A shape inside a monitor's. If the monitor's raises, the error is published, and its held text is shown."""
 
     def __init__(self, inner: Shape, outer: Shape, publish: Callable[[Event], None]) -> None:
         self._inner, self._outer, self._publish = inner, outer, publish
@@ -541,7 +541,7 @@ class GuardedShape(Shape):
         return self._shown("feed", self._inner.feed(data))
 
     def overdue(self) -> bytes:
-        """Return what has waited for too long in either shape."""
+        """Return the text that has waited for too long in either shape."""
         now = time.monotonic()
         shown = self._shown("feed", self._inner.overdue()) if self._inner.due <= now else b""
         return shown + (self._shown("overdue") if self._held_until <= now else b"")
@@ -554,7 +554,7 @@ class GuardedShape(Shape):
         new = b"".join(data)
         self._held = (self._held + new)[-HELD_MAX_BYTES:]
         try:
-            shown = b"".join([getattr(self._outer, method)(*data)])  # raises for what is no bytes
+            shown = b"".join([getattr(self._outer, method)(*data)])  # join raises TypeError for any type but bytes
             least = time.monotonic() + OVERDUE_SECONDS if method == "overdue" else -math.inf
             self._held_until = max(float(self._outer.due), least)
         except Exception as exc:

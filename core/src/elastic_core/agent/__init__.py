@@ -13,7 +13,7 @@ General layout:
 * ``rescue``: runs an agent to its end, then calls the plugins that keep memory for workers.
   ``probing``: the peers that can be reached after a failure, and whether the job has gone on without this node.
 * ``report``: the events that people read, and how long a recovery took. ``account``:
-  what it has seen of the run.
+  a record of the run for events and for its summary.
 
 No module here decides anything about the job: ``protocol.leader`` and ``protocol.node`` do.
 """

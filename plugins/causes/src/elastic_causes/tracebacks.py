@@ -49,7 +49,7 @@ class FoldedTracebacks(Shape):
         return held
 
     def finish(self) -> bytes:
-        """Return what is held, or one line for a traceback that follows from the loss of a peer."""
+        """Return the held text, or one line for a traceback that follows from the loss of a peer."""
         if not (text := self.overdue()):
             return b""
         prefix, lines = text.partition(b"Traceback (")[0], text.count(b"\n")
