@@ -307,6 +307,15 @@ DEFECTS: tuple[Defect, ...] = (
         3000,
         first=200,
     ),
+    Defect(
+        "workers start although their fence is due",
+        "Supervisor._start_workers",
+        "self._arm_fence() == 0.0",
+        "self._arm_fence() == -1.0",
+        "network",
+        1,
+        first=1073127,
+    ),
     Defect("the fence comes late", "FENCE_SHARE", "0.8", "1.5", "fenced", 3000, first=290),
     Defect(
         "a failed call is contact with the store",
