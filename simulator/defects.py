@@ -314,7 +314,7 @@ DEFECTS: tuple[Defect, ...] = (
         "self._arm_fence() == -1.0",
         "network",
         1,
-        first=1073127,
+        first=2146255,
     ),
     Defect("the fence comes late", "FENCE_SHARE", "0.8", "1.5", "fenced", 3000, first=290),
     Defect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from elastic_core.protocol.entries import Round
 from elastic_core.protocol.node_events import Checkpointed, NodeEvent, Notice, Progressed, WorkerFailed
 from elastic_core.protocol.roster import LocalWorkers
 from elastic_core.session.contact import FENCE_SHARE
+from elastic_core.session.reader import ASKED_SHARE
 from elastic_core.warden.messages import Fenced, StopCompleted, Stuck
 from simulator import questions
 from simulator.graceful_stops import StepLoop
@@ -56,13 +58,13 @@ class SimWorkerGroup:
         """True if the agent ends because of, or beside, a process that cannot be killed."""
         self._over = False
         self._fences = 0
-        self._fenced_at = 0.0
+        self._fenced_at = math.inf
         self._fences_unseen = 0
         """Number of fences that the agent has not seen yet."""
         self._fencing = False
         """True while a fence kills workers."""
-        self._started_without: float | None = None
-        """The node's last contact when it started workers that its fence stops at once."""
+        self._fenced_without: float | None = None
+        """The node's last contact when it began a round while its fence was due."""
         self._stops_requested = self._stops_completed = self._stops_seen = 0
         """Serials of the last stop that was requested, that was completed, and whose answer the agent has seen."""
         self._stops = 0
@@ -77,24 +79,26 @@ class SimWorkerGroup:
         self._over, self.offer, self.step = False, current.offer.id, None
         if self._stops_completed != self._stops_requested:
             world.checker.fail("I9", f"{self.agent.node_id} starts workers before those that it stops are gone")
-        self._check_contact()
+        if self._fenced_at <= self.host.clock.now():
+            world.checker.fail("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")
         if not self._fences_unseen:  # else whatever the agent asks for belongs to a round that is over
             self.worker = Worker(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def _check_contact(self) -> None:
-        """S4: no node starts workers that its fence stops at once, unless newer entries end that round anyway.
+        """S4: no node begins a round without contact, so that its fence is due, unless newer entries end it anyway.
 
+        It had half of that time left when it read of the round; only a node that is frozen takes as long to begin.
         With stale reads, a node may lose contact between its row and the round, but not twice without contact.
         """
         assert self.agent.supervisor is not None
         session, world = self.agent.supervisor.session, self.host.world
-        known_at = session.contact.known_at
-        cut_off = self.host.clock.now() - known_at >= FENCE_SHARE * world.plan.fence_after
-        if not cut_off or session.ledger.head.index < world.store.master.head:
+        known_at, ledger = session.contact.known_at, session.ledger
+        had_contact = ledger.head_at - known_at < ASKED_SHARE * FENCE_SHARE * world.plan.fence_after
+        if had_contact or not ledger.is_live or ledger.head.index < world.store.master.head:
             return
-        if not world.store.stale_reads or self._started_without == known_at:
-            world.checker.fail("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")
-        self._started_without = known_at
+        if not world.store.stale_reads or self._fenced_without == known_at:
+            world.checker.fail("S4", f"{self.agent.node_id} begins a round without contact, and its fence is due")
+        self._fenced_without = known_at
 
     def alive(self) -> bool:
         return self.worker is not None and self.worker.state in (State.STARTING, State.RUNNING)
@@ -163,9 +167,11 @@ class SimWorkerGroup:
     def fence(self, seconds: float | None) -> None:
         """Set the dead-man's switch (rule S4) by the host's clock."""
         self._fences += 1
+        if seconds == 0.0 and self.worker is None and not self._fences_unseen:
+            self._check_contact()
+        clock = self.host.clock
+        self._fenced_at = math.inf if seconds is None else clock.now() + seconds
         if seconds is not None:
-            clock = self.host.clock
-            self._fenced_at = clock.now() + seconds
             self.host.world.hub.at(self.host.world.hub.now + seconds / clock.rate, self._fence_due, self._fences)
 
     def _fence_due(self, number: int) -> None:
