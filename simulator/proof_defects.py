@@ -65,7 +65,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
         "a process that outlives its warden holds no slot",
         "_outlive",
         "world.hub.at(world.hub.now + fault.span, agent.group.on_agent_exit)",
-        "world.hub.at(world.hub.now + fault.span, agent.group.on_agent_exit)\nhost.left(agent)",
+        "world.hub.at(world.hub.now + fault.span, agent.group.on_agent_exit)\nhost.release_slot(agent)",
         "slots",
     ),
     # Vouchers
