@@ -62,7 +62,7 @@ from elastic_core.protocol.failure_detector import (
 )
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain, SumUp
-from elastic_core.protocol.leader_view import Judgement, LeaderView, Summary
+from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, compose, open_ledger, restore_ledger, stands_on
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
@@ -632,8 +632,7 @@ class World:
             decision = decide(self.view(ledger, leads))
         if isinstance(decision, SumUp):
             told = [f"{one.node} is silent" if one.silent else str(one.value) for one in decision.answers]
-            report = Summary(decision.index, json.dumps(", ".join(told)))
-            decision = decide(replace(self.view(ledger, leads), summary=report))
+            decision = decide(replace(self.view(ledger, leads), report=json.dumps(", ".join(told))))
         match decision:
             case Append(body, counters):
                 entry = self.entry(ledger, node, body, counters)

@@ -37,7 +37,6 @@ class AskPolicies:
 class SumUp:
     """Have the plugins sum up the answers to a QUESTION, and decide again with their report."""
 
-    index: int  # of that QUESTION
     question: AskedQuestion
     answers: tuple[NodeAnswer, ...]
 

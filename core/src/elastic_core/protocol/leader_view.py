@@ -47,14 +47,6 @@ class Judgement:
     verdict: Verdict | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The report of the plugins on the answers to the QUESTION at an index, JSON; None until it is made."""
-
-    question: int
-    report: str | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class LeaderView:
     """The state from which :func:`~elastic_core.protocol.leader.decide` decides, by the leader's monotonic clock."""
@@ -63,7 +55,8 @@ class LeaderView:
     watch: Watch
     now: float  # When the roster was read. Nodes are judged as of this instant, since later rows are unknown.
     judgement: Judgement | None = None
-    summary: Summary | None = None
+    report: str | None = None
+    """What the plugins make of the answers to the open QUESTION, JSON; '' until it is made, None if not asked for."""
     may_forget: bool = False  # whether the store can come back without its last entries (rule S3)
 
     @property

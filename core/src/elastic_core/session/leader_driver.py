@@ -23,7 +23,7 @@ from elastic_core.protocol.entries import Closed, Counters, Entry, Question, Rou
 from elastic_core.protocol.failure_detector import Watch, is_lost
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, LookAgain, SumUp
-from elastic_core.protocol.leader_view import Judgement, LeaderView, Summary
+from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, apply, compose
 from elastic_core.protocol.limits import list_names
 from elastic_core.protocol.repair import entries_to_shrink
@@ -138,7 +138,7 @@ class LeaderDriver:
             watch=self.watch,
             now=self._looked_at,
             judgement=self.plugins.judgement,
-            summary=self.plugins.summary(ledger),
+            report=self.plugins.report(ledger),
             may_forget=store.may_forget,
         )
         return self.calls.decisions.call(decide, view, rows=len(view.watch.nodes), idle=LookAgain)
@@ -291,7 +291,6 @@ class PluginQuestions:
         self._gone: Future[list[str]] | None = None  # until it was read
         self._ask_gone_at = -math.inf
         self._question: Question | None = None  # the last one whose answers plugins were asked to sum up
-        self._index = 0  # of its entry
         self._report: Future[str] | None = None
 
     def ask_policies(self, incident: Incident, history: History) -> None:
@@ -337,18 +336,18 @@ class PluginQuestions:
         """Ask for the report on the open question, and wait a moment."""
         _, before = ledger.questions.reports.get(wanted.question.name, (0, "null"))
         ask = partial(self._calls.sum_up, wanted.question, wanted.answers, before)
-        self._question, self._index = ledger.questions.open, wanted.index
+        self._question = ledger.questions.open
         self._report = self._runtime.ask(ask, name="elastic-sum-up")
         _wait_a_moment(self._report)
 
-    def summary(self, ledger: Ledger) -> Summary | None:
-        """Return the report on the open question, as far as it is made; None where none was asked for.
+    def report(self, ledger: Ledger) -> str | None:
+        """Return the report on the open question; '' until it is made, None where none was asked for.
 
         Entries of two histories may have one index, so the question itself is compared, as this node has read it.
         """
         if self._report is None or self._question is not ledger.questions.open:
             return None
-        return Summary(self._index, self._report.result() if self._report.done() else None)
+        return self._report.result() if self._report.done() else ""
 
 
 def _wait_a_moment(answer: Future[R] | None) -> None:
