@@ -281,7 +281,7 @@ def head_patience(ledger: Ledger) -> float:
 
 def succession_place(ledger: Ledger, arrivals: Sequence[str], node_id: str) -> int:
     """Return how many nodes come before ``node_id``; ``arrivals`` are the ids in the roster in order of serial."""
-    ranks = ledger.round.group_ranks if ledger.round is not None else {}
+    ranks = ledger.ranks
     if node_id in ranks:
         return ranks[node_id] - (ranks.get(ledger.leader, len(ranks)) < ranks[node_id])
     heirs = [other for other in dict.fromkeys([*ranks, *arrivals]) if other != ledger.leader]

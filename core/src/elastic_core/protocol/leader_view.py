@@ -127,8 +127,8 @@ class LeaderView:
 
     def newcomers(self) -> list[NodeView]:
         """Return the waiting nodes, without bad hosts if the members are enough."""
-        members = self.ledger.round.members if self.ledger.round is not None else ()
-        known = [node for member in members if (node := self.get(member.node_id)) is not None]
+        members = self.ledger.ranks
+        known = [node for node_id in members if (node := self.get(node_id)) is not None]
         return self.drop_bad_hosts(self.waiting_nodes(), known, len(members) - len(known))
 
     def waiting_nodes(self) -> list[NodeView]:
@@ -138,8 +138,7 @@ class LeaderView:
         A node whose row is not listed does not wait: it removed its row, or the store lost that row and the node will
         enter it again.
         """
-        ledger = self.ledger
-        members = ledger.round.group_ranks if ledger.round is not None else {}
+        ledger, members = self.ledger, self.ledger.ranks
         waiting = [
             node
             for node in self.watch.nodes.values()
@@ -164,7 +163,7 @@ class LeaderView:
         A new node on such a host returns: its data and caches are there (rule L16). Members that stay are on no such
         host.
         """
-        members = self.node_views(self.ledger.round) if self.ledger.round is not None else []
+        members = [node for node_id in self.ledger.ranks if (node := self.get(node_id)) is not None]
         gone = {one.row.info.host_id for one in members if self.is_lost(one.node_id) or one.row.leaving}
         return frozenset(gone | self.ledger.counters.losses.keys())
 
@@ -202,8 +201,7 @@ class LeaderView:
 
     def next_look_at(self, *deadlines: float, nodes: Iterable[NodeView] = ()) -> float | None:
         """Return when the decision can next change by itself: at a deadline, or when a silence becomes a loss."""
-        members = self.ledger.round.members if self.ledger.round is not None else ()
-        missing = [self.watch.began_at + self.timing.lost_after for m in members if self.get(m.node_id) is None]
+        missing = [self.watch.began_at + self.timing.lost_after for i in self.ledger.ranks if self.get(i) is None]
         silent = (silence_deadline(self.watch, node, self.timing) for node in nodes)
         return min((at for at in (*deadlines, *silent, *missing) if at > self.now), default=None)
 

@@ -111,13 +111,18 @@ class Ledger:
         """The newest counters."""
         return self.head.counters
 
+    @property
+    def ranks(self) -> Mapping[str, int]:
+        """The rank of each member of the newest round, live or not, by node id, in order; empty before the first."""
+        return {} if self.round is None else self.round.group_ranks
+
     def age(self, now: float) -> float:
         """Seconds since the run was opened, as the entries add them up."""
         return self.head.age + max(0.0, now - self.head_at)
 
     def is_member(self, node_id: str) -> bool:
         """Return True if ``node_id`` is a member of the newest round, live or not."""
-        return self.round is not None and node_id in self.round.group_ranks
+        return node_id in self.ranks
 
 
 def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:

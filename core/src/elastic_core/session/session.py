@@ -115,7 +115,7 @@ class Session:
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Have the writer answer whether all workers of another member of the live round have exited with 0 (L7)."""
         state, ledger = self._state, self.ledger
-        others = {*(ledger.round.group_ranks if ledger.is_live and ledger.round is not None else ())} - {state.node_id}
+        others = {*(ledger.ranks if ledger.is_live else ())} - {state.node_id}
 
         def ask(store: RendezvousBackend) -> None:
             rows = readable(store.roster(others), state.runtime.codec) if others else []
