@@ -80,7 +80,7 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
         RendezvousRefusedError: The agreements differ, or the programs, their arguments or the versions do and may not.
             The message names what differs and both nodes. In a job with an id, programs of different roles may differ.
     """
-    if (refusal := _command_refusal(opener, mine, unnamed=unnamed)) is not None:
+    if (refusal := program_refusal(opener, mine, unnamed=unnamed)) is not None:
         raise refusal
     if (difference := mine.agreement.difference(opener.agreement)) is not None:
         raise RendezvousRefusedError(
@@ -94,12 +94,8 @@ def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: 
         )
 
 
-def is_same_program(opener: Settings, mine: Settings, *, unnamed: bool) -> bool:
-    """Return True if a node runs the same program as a run, as far as is known; see :func:`check_settings`."""
-    return _command_refusal(opener, mine, unnamed=unnamed) is None
-
-
-def _command_refusal(opener: Settings, mine: Settings, *, unnamed: bool) -> RendezvousRefusedError | None:
+def program_refusal(opener: Settings, mine: Settings, *, unnamed: bool) -> RendezvousRefusedError | None:
+    """Return the error for a node that runs another program than the run; None if it is the same, as far as known."""
     theirs, own = opener.command, mine.command
     if theirs.role != own.role and not unnamed:
         return None

@@ -259,7 +259,7 @@ class Joining:
         Raise RendezvousRefusedError if the run does not take this node, and nodes of it are alive.
         """
         applicant, uid = self.applicant, self.applicant.scheduler_uid
-        if ledger.closed is not None and not admission.is_same_program(
+        if ledger.closed is not None and admission.program_refusal(
             ledger.settings, applicant.settings, unnamed=applicant.unnamed
         ):
             uid = None  # an allocation runs one program after another: the verdict on the first is not this node's
