@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.failure_detector import Watch, is_lost, observe
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, row_delay
@@ -165,8 +165,6 @@ class Session:
         """Leave; the writer begins again with its next connection if this one breaks."""
         try:
             self._part(store, timeout)
-        except RendezvousConnectionError:
-            raise
         except HistoryChangedError:
             self._state.writer.later(partial(self._leave_again, timeout=timeout))
             raise  # which has the reader compare
