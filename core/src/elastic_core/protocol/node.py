@@ -223,7 +223,8 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[node_events.Effect, .
         release = (Notify(None),) if state.sent_notice is not None and state.sent_notice.step is None else ()
         return replace(state, work=Work.STOPPING), (*release, stop)
     if state.work is Work.RUNNING and (notice := _wanted_notice(state)) != state.sent_notice:
-        if not _is_same_plan(notice, state.sent_notice):
+        before, after = (one and (one.epoch, one.plan) for one in (state.sent_notice, notice))
+        if before != after:
             state = _say(state, steps=(), answered=0)
         return replace(state, sent_notice=notice), (Notify(notice),)
     if state.work is Work.RUNNING and (asked := _open_question(state)) is not None:
@@ -297,10 +298,6 @@ def _ask(state: NodeState, name: str, value: str | None) -> NodeState:
     if value is None or len(others) >= MAX_ASKS:
         return _say(state, asks=others)
     return _say(state, asks=(*others, Ask(name, value, state.ledger.questions.answered_at(name))))
-
-
-def _is_same_plan(one: Notice | None, other: Notice | None) -> bool:
-    return one is not None and other is not None and (one.epoch, one.plan) == (other.epoch, other.plan)
 
 
 def _find_exit(state: NodeState) -> Exit | None:
