@@ -237,8 +237,10 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[node_events.Effect, .
     if state.work is Work.NONE:
         if wanted is not None:
             return _start(state, wanted)
-        if (resumed := _round_run_before(state)) is not None:
-            state = _say(state, phase=Phase.STOPPED, round=resumed.number)
+        current = state.ledger.round if state.ledger.is_live else None
+        if current is not None and current.number != state.row.round and current.offer.id in state.started:
+            # The store went back to a round whose workers here were already stopped (rule S3).
+            state = _say(state, phase=Phase.STOPPED, round=current.number)
         if dropped:
             state = _say(state, phase=Phase.WAITING)  # not a member any more: a newcomer from now on
     if state.needs_offer and wanted is None:
@@ -323,14 +325,6 @@ def _wanted_round(state: NodeState) -> Round | None:
     if current is None or current.number <= state.row.round or current.offer.id in state.started:
         return None
     return current if state.ledger.is_member(state.row.info.node_id) else None
-
-
-def _round_run_before(state: NodeState) -> Round | None:
-    """Return the live round if the store went back to it and its workers here were already stopped (rule S3)."""
-    current = state.ledger.round if state.ledger.is_live else None
-    if current is None or current.number == state.row.round:
-        return None
-    return current if current.offer.id in state.started else None
 
 
 def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[node_events.Effect, ...]]:
