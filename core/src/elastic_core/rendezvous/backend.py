@@ -222,13 +222,10 @@ class RendezvousBackend(ABC):
 
 
 class WorkersStore(ABC):
-    """Mixin of a backend whose store the job's workers may use as theirs, a torch TCPStore.
-
-    Attributes:
-        workers_store: Host and port at which they reach it, if they are to use it (``static``).
-    """
+    """Mixin of a backend whose store the job's workers may use as theirs, a torch TCPStore."""
 
     workers_store: tuple[str, int] | None = None
+    """Host and port at which they reach it, if they are to use it (``static``)."""
 
     @abstractmethod
     def forget_workers(self) -> None:
@@ -257,13 +254,9 @@ class ReplaceableServer(ABC):
 
 
 class HandlerStore(ABC):
-    """Mixin of a backend whose store is private to this node, over a handler in torch's form.
+    """Mixin of a backend whose store is private to this node, over a handler in torch's form."""
 
-    Attributes:
-        job_id: The job's id, if the handler names it; '' for ``--rdzv_id``.
-    """
-
-    job_id: str = ""
+    job_id: str = ""  # the job's id, if the handler names it; '' for ``--rdzv_id``
 
     @property
     @abstractmethod
