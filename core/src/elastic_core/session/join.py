@@ -61,20 +61,14 @@ class Applicant:
     offer: Offer | None = None  # its first one, for as long as it takes part
     former: tuple[FormerNode, ...] = ()  # other nodes that its agent has been, up to the moment at which it joins
 
-    def check(self, opener: Settings) -> None:
-        """Refuse a run with these settings that does not take the node; see :func:`check_settings`."""
+    def refusal(self, opener: Settings) -> RendezvousRefusedError | None:
+        """Return the error by which a run with these settings does not take the node; None if it does."""
         allow = self.allow_version_mismatch
-        admission.check_settings(opener, self.settings, allow_version_mismatch=allow, unnamed=self.unnamed)
+        return admission.settings_refusal(opener, self.settings, allow_version_mismatch=allow, unnamed=self.unnamed)
 
     def is_taken_by(self, opener: Settings, run_uid: str | None) -> bool:
         """Return True if an open run with these settings and this scheduler's uid takes the node."""
-        if self.scheduler_uid not in (None, run_uid):
-            return False
-        try:
-            self.check(opener)
-        except RendezvousRefusedError:
-            return False
-        return True
+        return self.scheduler_uid in (None, run_uid) and self.refusal(opener) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +260,9 @@ class Joining:
         alive = self._alive(ledger) if admission.needs_liveness(ledger, uid) else []
         found = admission.admit(ledger, uid, alive)
         if found is Admission.JOIN:
-            try:
-                applicant.check(ledger.settings)
-            except RendezvousRefusedError:  # by a run of which no node is left?
+            if (refusal := applicant.refusal(ledger.settings)) is not None:  # by a run of which no node is left?
                 if self._alive(ledger):
-                    raise
+                    raise refusal
                 return Admission.CLOSE_AND_OPEN_NEXT
             self._check_single(ledger)
         return found
