@@ -15,7 +15,7 @@ from elastic_core.protocol import entries
 from elastic_core.protocol.entries import Anchors, Counters, Entry, HaltReason
 from elastic_core.protocol.limits import fit_body
 from elastic_core.protocol.settings import Settings
-from elastic_core.rendezvous.backend import ORIGIN, Link
+from elastic_core.rendezvous.backend import ORIGIN, STRANGER_HINT, Link
 
 
 class HistoryChangedError(RendezvousStateError):
@@ -229,7 +229,7 @@ def _check_author(entry: Entry, leader: str) -> None:
     made = "" if entry.leader == entry.author else f", which makes {entry.leader!r} the one who decides,"
     raise RendezvousStateError(
         f"Entry {entry.index}{made} is a {entry.kind} by {entry.author!r}, but {leader!r} decides.",
-        hint="Something else writes to the store: docs/security.md says how to keep it out. Use another --rdzv_id.",
+        hint=STRANGER_HINT,
     )
 
 

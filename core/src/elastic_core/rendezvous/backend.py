@@ -28,6 +28,7 @@ MAX_VALUE_BYTES = 256 * 1024
 """Most bytes of a roster value or a ledger entry. Readers refuse larger ones before they parse them."""
 SEAL_BYTES = 97
 """Bytes of a value that a seal takes (``guard``), left free without a token too, so that limits are the same."""
+STRANGER_HINT = "Something else writes to the store: use another --rdzv_id, or keep it out (docs/security.md)."
 TOMBSTONE = b""
 """The data of an entry that has been shrunk (:meth:`RendezvousBackend.shrink`)."""
 
