@@ -152,10 +152,9 @@ def restarts_often(counters: Counters, age: float) -> bool:
 
 
 def next_resize(view: LeaderView, current: Round) -> tuple[float, str]:
-    """Return when the rule lets the live round be resized, or is to be asked again; and why not now, for users.
+    """Return when the rule lets a live round with room for a waiting node be resized, or is to be asked again.
 
-    Args:
-        view: What the leader knows. A node waits, and there is room.
+    Also return why not now, as a text for users.
     """
     case = _case(view, current)
     seconds = seconds_until_resize(case)
