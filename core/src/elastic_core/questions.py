@@ -33,7 +33,7 @@ class NodeAnswer:
     node: str  # its host, for people
     ranks: range  # of its workers
     value: Any = None
-    """What its monitor has answered, JSON; None where no monitor answers that question, or none in time."""
+    """The answer of its monitor, JSON; None where no monitor answers that question, or none in time."""
     finished: bool = False  # whether all its workers have exited with 0; such a node is not asked
     silent: bool = False  # whether it has not answered in time
 

@@ -56,7 +56,7 @@ class LeaderView:
     now: float  # When the roster was read. Nodes are judged as of this instant, since later rows are unknown.
     judgement: Judgement | None = None
     report: str | None = None
-    """What the plugins make of the answers to the open QUESTION, JSON; '' until it is made, None if not asked for."""
+    """The plugins' report on the answers to the open QUESTION, JSON; '' until it is made, None if not asked for."""
     may_forget: bool = False  # whether the store can come back without its last entries (rule S3)
 
     @property

@@ -112,23 +112,19 @@ class RendezvousBackend(ABC):
       returns the cursor that it was given, there was nothing newer at some instant of the call.
     * A call that raises RendezvousConnectionError takes effect once, at any time after it began, or never.
     * A :class:`ReplaceableServer` promises this only as long as no server is replaced by another one.
-
-    Attributes:
-        embedded: Whether the store lives inside one of the job's agents (c10d). Its loss is then final, and agents do
-            not reconnect.
-        hosting: For an embedded store, whether it lives in this agent, which then opens the run, leads, and leaves
-            last. A backend sets it on each connection. It has no meaning if ``embedded`` is false.
-        may_forget: Whether the store can come back empty or without its last entries (a server without durable storage,
-            or one restored from a backup). A new job then waits 4 s before its first round, in case another run is
-            live.
-        warnings: Problems of the store for an operator to fix, found while the hook made the first connection. The
-            agent prints each once; ``elastic doctor`` lists them.
     """
 
     embedded: bool = False
+    """True if the store is inside one of the job's agents (c10d). Its loss is then final: agents do not reconnect."""
     hosting: bool = True
+    """Of an embedded store: whether it lives in this agent, which then opens the run, leads, and leaves last. A
+    backend sets it on each connection. It has no meaning if ``embedded`` is false."""
     may_forget: bool = False
+    """True if the store can come back empty or without its last entries (a server without durable storage, or one
+    restored from a backup). A new job then waits 4 s before its first round, in case another run is live."""
     warnings: tuple[StoreWarning, ...] = ()
+    """Problems of the store for an operator to fix, found while the hook made the first connection. The agent prints
+    each once; ``elastic doctor`` lists them."""
 
     @abstractmethod
     def connect(self) -> RendezvousBackend:

@@ -1,9 +1,8 @@
 """The join of a node: it finds or opens the run, enters the roster, and is admitted or told why not.
 
 This runs on the caller's thread before the session's threads exist. A node that joins later has a :class:`LedgerWatch`
-meanwhile. The decisions are pure functions in
-``protocol.admission``; this module asks the store. Each function raises RendezvousConnectionError where the store
-cannot be reached, and RendezvousStateError where the store holds something invalid.
+meanwhile. The decisions are pure functions in ``protocol.admission``; this module asks the store. Each function raises
+RendezvousConnectionError where the store cannot be reached, and RendezvousStateError where it holds something invalid.
 
 A node belongs to the run that was open when it first read the ledger, or else to the next (rule S6). An agent reads the
 ledger as soon as it has a connection, and may join seconds later, since it first imports what its workers need. If its
