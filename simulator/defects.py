@@ -345,7 +345,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         "what a replaced server takes is contact",
-        "Heartbeat._count_as_contact",
+        "Heartbeat._absorb",
         "min(began, confirmed_at(store, max_age))",
         "began",
         "split",

@@ -117,14 +117,14 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     # Programs
     Defect(
         "another program joins",
-        "_command_refusal",
+        "program_refusal",
         "theirs.name and own.name and theirs.name != own.name",
         "False",
         "programs",
     ),
     Defect(
         "other arguments join a job without a name",
-        "_command_refusal",
+        "program_refusal",
         "unnamed and _arguments_differ(opener, mine)",
         "False",
         "programs",
@@ -139,7 +139,7 @@ PROOF_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "the verdict on another program of the same uid is reported",
         "Joining.admit",
-        "not admission.is_same_program(ledger.settings, applicant.settings, unnamed=applicant.unnamed)",
+        "admission.program_refusal(ledger.settings, applicant.settings, unnamed=applicant.unnamed)",
         "False",
         "programs",
     ),

@@ -18,38 +18,24 @@ REPORT_MAX_BYTES = 4096  # of a report, as JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedQuestion:
-    """A question to all nodes of a round.
+    """A question to all nodes of a round."""
 
-    Attributes:
-        round: The round's number.
-        name: The question's name.
-        value: What the first node that asks has added to it, JSON.
-        asked_by: The hosts that ask, for people.
-    """
-
-    round: int
+    round: int  # the round's number
     name: str
-    value: Any
-    asked_by: str
+    value: Any  # what the first node that asks has added to it, JSON
+    asked_by: str  # the hosts that ask, for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAnswer:
-    """The answer of one node of the round.
+    """The answer of one node of the round."""
 
-    Attributes:
-        node: Its host, for people.
-        ranks: The ranks of its workers.
-        value: What its monitor has answered, JSON; None where no monitor answers that question, or none in time.
-        finished: Whether all its workers have exited with 0; such a node is not asked.
-        silent: Whether it has not answered in time.
-    """
-
-    node: str
-    ranks: range
+    node: str  # its host, for people
+    ranks: range  # of its workers
     value: Any = None
-    finished: bool = False
-    silent: bool = False
+    """The answer of its monitor, JSON; None where no monitor answers that question, or none in time."""
+    finished: bool = False  # whether all its workers have exited with 0; such a node is not asked
+    silent: bool = False  # whether it has not answered in time
 
 
 def encode(value: object, most: int) -> str:

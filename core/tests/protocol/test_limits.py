@@ -218,7 +218,7 @@ def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
             stepped_down=stops == 1.0 and not failed,
         )
         changed_at = NOW - 60 if lots.random() < lost else NOW
-        node_views[who.node_id] = NodeView(row, serial, 7, 0.0, changed_at, NOW)
+        node_views[who.node_id] = NodeView(row, serial, 7, arrived_at=0.0, changed_at=changed_at, seen_at=NOW)
     if requests == 1.0:
         asks = replace(node_info(lots, 65_535, roles), node_id="drain-0123456789ab")
         row = NodeRow(info=asks, drain=tuple(node_views)[:MAX_DRAINED_NODES])
@@ -226,7 +226,10 @@ def view(lots: random.Random, count: int, kinds: int) -> LeaderView:
             i: replace(s, row=replace(s.row, info=replace(s.row.info, host=nodes[0].host)))
             for i, s in node_views.items()
         }
-        node_views = {**same, "drain-0123456789ab": NodeView(row, count + 1, 7, 0.0, NOW, NOW)}
+        node_views = {
+            **same,
+            "drain-0123456789ab": NodeView(row, count + 1, 7, arrived_at=0.0, changed_at=NOW, seen_at=NOW),
+        }
     verdict = Verdict(lots.choice(tuple(Action)), words(lots, 500))
     return LeaderView(
         ledger=ledger,
@@ -292,7 +295,14 @@ def test_a_run_that_has_lost_20_000_hosts_goes_on() -> None:
         rows[0] = replace(rows[0], offer=place(lots))
         lost = {one.node_id for one in others}
         watch = {
-            row.info.node_id: NodeView(row, serial, 7, 0.0, at - 60 if row.info.node_id in lost else at, at)
+            row.info.node_id: NodeView(
+                row,
+                serial,
+                7,
+                arrived_at=0.0,
+                changed_at=at - 60 if row.info.node_id in lost else at,
+                seen_at=at,
+            )
             for serial, row in enumerate(rows, 1)
         }
         decision = decide(LeaderView(ledger=ledger, watch=Watch(watch, at, began_at=0.0), now=at))

@@ -15,7 +15,7 @@ from elastic_core.protocol.entries import Answers, Halt, HaltReason, Leader, Que
 from elastic_core.protocol.failure_detector import NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, LookAgain, SumUp
-from elastic_core.protocol.leader_view import LeaderView, Summary
+from elastic_core.protocol.leader_view import LeaderView
 from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.limits import MAX_ASKS, MAX_QUESTION_NAMES
 from elastic_core.protocol.node import row_of
@@ -167,7 +167,7 @@ class TestAnswers:
         found = decide(view(asked(), answer("b", "2"), answer("a", "[1]")))
         a = NodeAnswer(node="host-a", ranks=range(2), value=[1])
         b = NodeAnswer(node="host-b", ranks=range(2, 4), value=2)
-        assert found == SumUp(3, ASKED, (a, b))
+        assert found == SumUp(ASKED, (a, b))
 
     def test_of_a_node_that_does_not_answer_in_time_is_said_so(self) -> None:
         known = view(asked(at=NOW - ANSWER_WAIT_SECONDS), answer("a", "no JSON"), running("b"))
@@ -202,11 +202,9 @@ class TestAnswers:
 
     def test_the_report_of_the_plugins_is_entered_as_it_is(self) -> None:
         known = view(asked(), answer("a", "1"), answer("b", "2"))
-        waits = replace(known, summary=Summary(3))
+        waits = replace(known, report="")
         assert due(waits) == NOW + SUMMARY_LOOK_SECONDS
-        of_another = replace(known, summary=Summary(1, "0"))
-        assert isinstance(due(of_another), SumUp)
-        found = body(decide(replace(known, summary=Summary(3, "[3]"))))
+        found = body(decide(replace(known, report="[3]")))
         assert found == Answers(round=1, name="load", question=3, report="[3]")
         assert then(asked(), found, at=NOW).questions.reports == {"load": (4, "[3]")}
 
@@ -214,7 +212,7 @@ class TestAnswers:
         ledger = then(asked(), Leader(why="a is gone"), at=NOW - 0.5, author="b")
         found = decide(view(ledger, answer("a", "1"), answer("b", "2")))
         assert isinstance(found, SumUp)
-        assert found.index == 3
+        assert found.question == ASKED
 
 
 # A node --------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from elastic_core.protocol.repair import (
     compose_resume,
     describe_loss,
     overlap,
+    remember,
     settle,
 )
 from elastic_core.rendezvous.backend import ORIGIN, Link
@@ -30,7 +31,7 @@ SUCCESS = Closed(success=True, why="all is well", exit_code=0)
 
 def told(*ledgers: Ledger) -> Memory:
     """Return the memory of a node that has read all of these."""
-    return Memory(tuple(ledger.head for ledger in ledgers))
+    return tuple(ledger.head for ledger in ledgers)
 
 
 def history(length: int) -> list[Ledger]:
@@ -321,11 +322,9 @@ def test_a_resume_that_names_no_round_is_refused() -> None:
 
 
 def test_memory_has_an_end() -> None:
-    memory = told(RUN[0]).and_then([ledger.head for ledger in RUN[1:]])
+    memory = remember(told(RUN[0]), [ledger.head for ledger in RUN[1:]])
     assert memory == MEMORY
-    assert (memory.get(1), memory.get(6), memory.get(7), memory.get(0)) == (RUN[0].head, MINE.head, None, None)
-    long = memory.and_then([MINE.head] * ENTRIES_REMEMBERED)
-    assert len(long.entries) == ENTRIES_REMEMBERED
+    assert len(remember(memory, [MINE.head] * ENTRIES_REMEMBERED)) == ENTRIES_REMEMBERED
 
 
 @pytest.mark.parametrize(

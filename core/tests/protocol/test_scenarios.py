@@ -62,7 +62,7 @@ from elastic_core.protocol.failure_detector import (
 )
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, LookAgain, SumUp
-from elastic_core.protocol.leader_view import Judgement, LeaderView, Summary
+from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, compose, open_ledger, restore_ledger, stands_on
 from elastic_core.protocol.node import NodeState, failed_round, row_of, step
 from elastic_core.protocol.node_events import (
@@ -92,7 +92,6 @@ from elastic_core.protocol.node_events import (
     WorkersGone,
 )
 from elastic_core.protocol.repair import (
-    Memory,
     Overlap,
     Rejoin,
     Settlement,
@@ -515,9 +514,9 @@ class World:
         """A heartbeat compares the store's history with the node's. Whether anything followed."""
         mine, head = node.state.ledger, self.store[-1].index if self.store else 0
         at = self.store[min(head, mine.head.index) - self.store[0].index] if self.store else None
-        match overlap(mine, Memory(node.entries), head, at):
+        match overlap(mine, node.entries, head, at):
             case Overlap.BEHIND:
-                for entry in Memory(node.entries).after(head):
+                for entry in (entry for entry in node.entries if entry.index > head):
                     self.append(entry, f" (put back by {node.name})")
                 return True
             case Overlap.DIVERGED:
@@ -527,7 +526,7 @@ class World:
     def settle_history(self, node: Node) -> bool:
         """A node and the store have different histories (rule S3). Whether anything followed."""
         mine, before, theirs = node.state.ledger, node.state, self.newest() if self.store else None
-        match settle(mine, Memory(node.entries), theirs):
+        match settle(mine, node.entries, theirs):
             case Settlement.RESUME:
                 head = self.store[-1].link if self.store else ORIGIN
                 body = compose_resume(mine, describe_loss(head.index, mine))
@@ -633,8 +632,7 @@ class World:
             decision = decide(self.view(ledger, leads))
         if isinstance(decision, SumUp):
             told = [f"{one.node} is silent" if one.silent else str(one.value) for one in decision.answers]
-            report = Summary(decision.index, json.dumps(", ".join(told)))
-            decision = decide(replace(self.view(ledger, leads), summary=report))
+            decision = decide(replace(self.view(ledger, leads), report=json.dumps(", ".join(told))))
         match decision:
             case Append(body, counters):
                 entry = self.entry(ledger, node, body, counters)

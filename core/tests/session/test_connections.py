@@ -12,11 +12,13 @@ from test_session import CLOCK, PATIENCE, Node, in_round, quick
 from views import incident
 
 from elastic_core.errors import RendezvousConnectionError
+from elastic_core.events import Event
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.node_events import WorkerFailed
 from elastic_core.rendezvous.backend import Cursor, HeartbeatReply
 from elastic_core.rendezvous.guard import GuardedBackend, PendingCall
-from elastic_core.session.contact import StoreCall, call_of, may_be_renewed, silence_told, unanswered
+from elastic_core.session import contact
+from elastic_core.session.contact import StoreCall, StoreWait, call_of, may_be_renewed, unanswered
 
 STORE = GuardedBackend(LocalBackend(MemoryStore()), "backend")
 EMBEDDED = GuardedBackend(LocalBackend(MemoryStore()), "backend")
@@ -76,7 +78,7 @@ def test_people_are_told_what_has_no_answer_where_and_what_follows(call: StoreCa
     assert ("Workers are stopped after 480 s without it." in error.hint) is fence
 
 
-def test_a_node_that_joins_tells_of_a_store_that_is_silent() -> None:
+def test_a_node_that_joins_tells_of_a_store_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a backend had no timeout, a joining agent was silent for ever."""
     goes_on = threading.Event()
     said: list[str] = []
@@ -86,16 +88,17 @@ def test_a_node_that_joins_tells_of_a_store_that_is_silent() -> None:
             goes_on.wait(PATIENCE)
             return super().read(index)
 
-    def tell(exc: RendezvousConnectionError) -> None:
-        said.append(exc.message)
+    def publish(event: Event) -> None:
+        said.append(event.message)
         goes_on.set()
 
+    monkeypatch.setattr(contact, "ANSWER_WITHIN_SECONDS", 0.01)
     store = GuardedBackend(Silent(MemoryStore()), "backend")
-    with silence_told(store, tell, ENDPOINT, within=0.01):
-        assert store.read(1) is None
+    assert StoreWait(ENDPOINT, PATIENCE, publish).call(store, lambda connection: connection.read(1)) is None
     assert goes_on.is_set()
     (message,) = said
-    assert message.startswith("a question to the store at redis://***@store:6379/0 has had no answer for ")
+    said_of = "a question to the store at redis://***@store:6379/0 has had no answer for "
+    assert message.startswith(f"the store does not answer: {said_of}")
 
 
 @dataclass

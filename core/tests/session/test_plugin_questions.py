@@ -11,14 +11,13 @@ from views import live, then
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.protocol.entries import Question
 from elastic_core.protocol.leader_entries import SumUp
-from elastic_core.protocol.leader_view import Summary
 from elastic_core.questions import AskedQuestion
 from elastic_core.session.leader_driver import PluginQuestions
 from elastic_core.session.runtime import RUNTIME
 from elastic_core.session.state import SessionCalls
 
 QUESTION = Question(round=1, name="load", value="7", asked_by="host-a")
-WANTED = SumUp(3, AskedQuestion(round=1, name="load", value=7, asked_by="host-a"), ())
+WANTED = SumUp(AskedQuestion(round=1, name="load", value=7, asked_by="host-a"), ())
 
 
 def give_up(incident: Incident, history: History) -> Verdict:
@@ -31,9 +30,9 @@ def questions_of(sum_up: Callable[..., str]) -> PluginQuestions:
 
 def test_a_report_is_of_the_question_that_was_summed_up() -> None:
     questions, ledger = questions_of(lambda question, answers, before: "[1]"), then(live("ab"), QUESTION, at=2.0)
-    assert questions.summary(ledger) is None
+    assert questions.report(ledger) is None
     questions.sum_up(WANTED, ledger)
-    assert questions.summary(replace(ledger, head_at=3.0)) == Summary(3, "[1]")
+    assert questions.report(replace(ledger, head_at=3.0)) == "[1]"
 
 
 def test_a_question_of_another_history_with_the_same_index_has_no_report_yet() -> None:
@@ -41,4 +40,4 @@ def test_a_question_of_another_history_with_the_same_index_has_no_report_yet() -
     questions.sum_up(WANTED, ledger)
     other = then(live("ab"), replace(QUESTION), at=4.0)
     assert other.questions.index == ledger.questions.index
-    assert questions.summary(other) is None
+    assert questions.report(other) is None

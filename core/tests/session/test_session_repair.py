@@ -303,7 +303,7 @@ def test_entries_that_go_one_by_one_are_looked_at_again() -> None:
 
     other = replace(MINE, head=replace(MINE.head, id="mine"))
     with pytest.raises(HistoryChangedError, match="Entry 1 is missing from the store"):
-        restore(Counted(store._store), other, Memory((other.head,)), info("b"), CLOCK)
+        restore(Counted(store._store), other, (other.head,), info("b"), CLOCK)
     assert looks == 2 * REPAIR_ATTEMPTS_MAX
 
 

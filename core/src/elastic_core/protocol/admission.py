@@ -71,35 +71,32 @@ def admit(ledger: Ledger, uid: str | None, alive: Sequence[str]) -> Admission | 
     return Admission.CLOSE_AND_OPEN_NEXT
 
 
-def check_settings(opener: Settings, mine: Settings, *, allow_version_mismatch: bool, unnamed: bool = False) -> None:
-    """Refuse a node whose settings differ from the run's.
+def settings_refusal(
+    opener: Settings, mine: Settings, *, allow_version_mismatch: bool, unnamed: bool
+) -> RendezvousRefusedError | None:
+    """Return the error for a node whose settings differ from the run's: it names what differs and both nodes.
 
-    A job that is ``unnamed`` has no id, so that only the command shows whether it is the same job.
-
-    Raises:
-        RendezvousRefusedError: The agreements differ, or the programs, their arguments or the versions do and may not.
-            The message names what differs and both nodes. In a job with an id, programs of different roles may differ.
+    The agreements must be the same, and so must the programs, their arguments and the versions, unless they may differ:
+    in a job with an id, programs of different roles may. A job that is ``unnamed`` has no id, so that only the command
+    shows whether it is the same job.
     """
-    if (refusal := _command_refusal(opener, mine, unnamed=unnamed)) is not None:
-        raise refusal
+    if (refusal := program_refusal(opener, mine, unnamed=unnamed)) is not None:
+        return refusal
     if (difference := mine.agreement.difference(opener.agreement)) is not None:
-        raise RendezvousRefusedError(
+        return RendezvousRefusedError(
             f"{mine.host} cannot join the run that {opener.host} opened: they differ in {difference}.",
             hint="Start every node of a job with the same flags, or use another --rdzv_id for another job.",
         )
     if mine.versions != opener.versions and not allow_version_mismatch:
-        raise RendezvousRefusedError(
+        return RendezvousRefusedError(
             f"{mine.host} has {mine.versions}, but {opener.host}, which opened the run, has {opener.versions}.",
             hint="Install the same versions on both, or pass --allow_version_mismatch if you know that they fit.",
         )
+    return None
 
 
-def is_same_program(opener: Settings, mine: Settings, *, unnamed: bool) -> bool:
-    """Return True if a node runs the same program as a run, as far as is known; see :func:`check_settings`."""
-    return _command_refusal(opener, mine, unnamed=unnamed) is None
-
-
-def _command_refusal(opener: Settings, mine: Settings, *, unnamed: bool) -> RendezvousRefusedError | None:
+def program_refusal(opener: Settings, mine: Settings, *, unnamed: bool) -> RendezvousRefusedError | None:
+    """Return the error for a node that runs another program than the run; None if it is the same, as far as known."""
     theirs, own = opener.command, mine.command
     if theirs.role != own.role and not unnamed:
         return None

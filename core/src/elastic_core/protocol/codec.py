@@ -50,20 +50,12 @@ def decode_entry(data: bytes) -> Entry:
 
 
 def encode_row(row: NodeRow, most: int = _MOST) -> bytes:
-    """Return a roster row in at most ``most`` bytes.
-
-    Raises:
-        OversizedError: It would be larger than a store must take.
-    """
+    """Return a roster row in at most ``most`` bytes; raise the errors of :func:`encode_entry`."""
     return _dump(writer(NodeRow)(row), f"the row of {row.info.node_id}", most)
 
 
 def decode_row(data: bytes) -> NodeRow:
-    """Return the row in ``data``.
-
-    Raises:
-        RendezvousStateError: It is too large, not JSON, of another protocol version, or not of the schema.
-    """
+    """Return the row in ``data``; raise the errors of :func:`decode_entry`."""
     return cast(NodeRow, _read(reader(NodeRow), _load(data, "A row in the store"), "row"))
 
 

@@ -181,8 +181,7 @@ def _excluded_hosts(
     out: dict[str | None, int | None] = {}
     if verdict is not None and verdict.action is Action.EXCLUDE_HOST and incident is not None:
         out[incident.node_id] = None if verdict.exclude_for is None else math.ceil(age + verdict.exclude_for)
-    if unreachable is not None:
-        out[unreachable] = None
+    out[unreachable] = None  # None for no such node, since no node has that id
     for node in view.watch.nodes.values():
         if node.node_id in out:
             host, until = node.row.info.host_id, out[node.node_id]

@@ -134,10 +134,7 @@ def _unpack(packed: object) -> tuple[Member, ...]:
 
 def _is_kind(value: object) -> bool:
     """Return True if a value is ``[local world size, role]``."""
-    match value:
-        case [int() as size, str()]:
-            return type(size) is int
-    return False
+    return type(value) is list and [*map(type, value)] == [int, str]
 
 
 COLUMNS = Form(_unpack, _pack)

@@ -58,12 +58,19 @@ def roster_read_interval(timing: Timing) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
-    """The node view: what the leader has observed of one node. Instants are its monotonic clock, in seconds."""
+class Observation:
+    """One decoded roster row, as :func:`observe` takes it."""
 
     row: NodeRow
     serial: int
     heartbeat: int
+    revision: int = 0  # grows as long as the node lives, even if the store loses rows (rule S7)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView(Observation):
+    """The node view: what the leader has observed of one node. Instants are its monotonic clock, in seconds."""
+
     arrived_at: float
     changed_at: float  # when its heartbeat or its row last changed
     seen_at: float  # when its row first showed its present :attr:`NodeRow.head`
@@ -71,8 +78,6 @@ class NodeView:
     """When the leader itself saw its heartbeat or its row change; its first appearance does not count."""
     listed: bool = True
     """True if the newest read had its current row. Otherwise the node is judged by its heartbeats alone."""
-    revision: int = 0
-    """The row's revision, which grows as long as the node lives, even if the store loses rows (rule S7)."""
     highest: int = 0  # The highest heartbeat that was read. A store that was restored from a copy shows lower ones.
     contradictions: int = 0  # how often :attr:`highest` has grown since the node was proved to be gone
     reported_at: float = -math.inf  # when its row first showed its present incident
@@ -122,16 +127,6 @@ class Watch:
     def most_changed_at(self) -> float:
         """The instant after which fewer than half of the nodes have given a sign of life."""
         return sorted(node.changed_at for node in self.nodes.values())[len(self.nodes) // 2]
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One decoded roster row, as :func:`observe` takes it."""
-
-    row: NodeRow
-    serial: int
-    heartbeat: int
-    revision: int = 0
 
 
 def mark_interrupted(watch: Watch) -> Watch:
@@ -281,7 +276,7 @@ def head_patience(ledger: Ledger) -> float:
 
 def succession_place(ledger: Ledger, arrivals: Sequence[str], node_id: str) -> int:
     """Return how many nodes come before ``node_id``; ``arrivals`` are the ids in the roster in order of serial."""
-    ranks = ledger.round.group_ranks if ledger.round is not None else {}
+    ranks = ledger.ranks
     if node_id in ranks:
         return ranks[node_id] - (ranks.get(ledger.leader, len(ranks)) < ranks[node_id])
     heirs = [other for other in dict.fromkeys([*ranks, *arrivals]) if other != ledger.leader]

@@ -37,7 +37,6 @@ class AskPolicies:
 class SumUp:
     """Have the plugins sum up the answers to a QUESTION, and decide again with their report."""
 
-    index: int  # of that QUESTION
     question: AskedQuestion
     answers: tuple[NodeAnswer, ...]
 
@@ -108,7 +107,7 @@ def _describe_incident(incident: Incident) -> str:
 def append_round(view: LeaderView, nodes: list[NodeView], *, why: str, unreachable: str | None = None) -> Decision:
     """Return a ROUND of ``nodes`` in this order, with updated counters; ``unreachable`` was left out of it (L5)."""
     old, halt = view.ledger.round, view.ledger.halt
-    nodes = sort_by_rank(nodes, () if old is None else old.group_ranks)
+    nodes = sort_by_rank(nodes, view.ledger.ranks)
     offer = nodes[0].row.offer
     if offer is None or (old is not None and offer == old.offer):
         return LookAgain(view.next_look_at(nodes=nodes))  # the row with rank 0's next offer will call `decide` again
@@ -219,7 +218,6 @@ def _describe_loopback(view: LeaderView) -> str:
 
 def _describe_missing(view: LeaderView, here: list[NodeView]) -> str:
     """Name the members of the newest round that are not ``here``; '' if there are none."""
-    old = view.ledger.round.members if view.ledger.round is not None else ()
     present = {node.node_id for node in here}
-    absent = [member.node_id for member in old if member.node_id not in present]
+    absent = [node_id for node_id in view.ledger.ranks if node_id not in present]
     return view.describe_nodes(absent) if absent else ""

@@ -47,14 +47,6 @@ class Judgement:
     verdict: Verdict | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The report of the plugins on the answers to the QUESTION at an index, JSON; None until it is made."""
-
-    question: int
-    report: str | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class LeaderView:
     """The state from which :func:`~elastic_core.protocol.leader.decide` decides, by the leader's monotonic clock."""
@@ -63,7 +55,8 @@ class LeaderView:
     watch: Watch
     now: float  # When the roster was read. Nodes are judged as of this instant, since later rows are unknown.
     judgement: Judgement | None = None
-    summary: Summary | None = None
+    report: str | None = None
+    """The plugins' report on the answers to the open QUESTION, JSON; '' until it is made, None if not asked for."""
     may_forget: bool = False  # whether the store can come back without its last entries (rule S3)
 
     @property
@@ -134,8 +127,8 @@ class LeaderView:
 
     def newcomers(self) -> list[NodeView]:
         """Return the waiting nodes, without bad hosts if the members are enough."""
-        members = self.ledger.round.members if self.ledger.round is not None else ()
-        known = [node for member in members if (node := self.get(member.node_id)) is not None]
+        members = self.ledger.ranks
+        known = [node for node_id in members if (node := self.get(node_id)) is not None]
         return self.drop_bad_hosts(self.waiting_nodes(), known, len(members) - len(known))
 
     def waiting_nodes(self) -> list[NodeView]:
@@ -145,8 +138,7 @@ class LeaderView:
         A node whose row is not listed does not wait: it removed its row, or the store lost that row and the node will
         enter it again.
         """
-        ledger = self.ledger
-        members = ledger.round.group_ranks if ledger.round is not None else {}
+        ledger, members = self.ledger, self.ledger.ranks
         waiting = [
             node
             for node in self.watch.nodes.values()
@@ -171,7 +163,7 @@ class LeaderView:
         A new node on such a host returns: its data and caches are there (rule L16). Members that stay are on no such
         host.
         """
-        members = self.node_views(self.ledger.round) if self.ledger.round is not None else []
+        members = [node for node_id in self.ledger.ranks if (node := self.get(node_id)) is not None]
         gone = {one.row.info.host_id for one in members if self.is_lost(one.node_id) or one.row.leaving}
         return frozenset(gone | self.ledger.counters.losses.keys())
 
@@ -209,8 +201,7 @@ class LeaderView:
 
     def next_look_at(self, *deadlines: float, nodes: Iterable[NodeView] = ()) -> float | None:
         """Return when the decision can next change by itself: at a deadline, or when a silence becomes a loss."""
-        members = self.ledger.round.members if self.ledger.round is not None else ()
-        missing = [self.watch.began_at + self.timing.lost_after for m in members if self.get(m.node_id) is None]
+        missing = [self.watch.began_at + self.timing.lost_after for i in self.ledger.ranks if self.get(i) is None]
         silent = (silence_deadline(self.watch, node, self.timing) for node in nodes)
         return min((at for at in (*deadlines, *silent, *missing) if at > self.now), default=None)
 

@@ -15,7 +15,7 @@ from elastic_core.protocol import entries
 from elastic_core.protocol.entries import Anchors, Counters, Entry, HaltReason
 from elastic_core.protocol.limits import fit_body
 from elastic_core.protocol.settings import Settings
-from elastic_core.rendezvous.backend import ORIGIN, Link
+from elastic_core.rendezvous.backend import ORIGIN, STRANGER_HINT, Link
 
 
 class HistoryChangedError(RendezvousStateError):
@@ -111,13 +111,18 @@ class Ledger:
         """The newest counters."""
         return self.head.counters
 
+    @property
+    def ranks(self) -> Mapping[str, int]:
+        """The rank of each member of the newest round, live or not, by node id, in order; empty before the first."""
+        return {} if self.round is None else self.round.group_ranks
+
     def age(self, now: float) -> float:
         """Seconds since the run was opened, as the entries add them up."""
         return self.head.age + max(0.0, now - self.head_at)
 
     def is_member(self, node_id: str) -> bool:
         """Return True if ``node_id`` is a member of the newest round, live or not."""
-        return self.round is not None and node_id in self.round.group_ranks
+        return node_id in self.ranks
 
 
 def advance(ledger: Ledger, entry: Entry, now: float) -> Ledger:
@@ -224,7 +229,7 @@ def _check_author(entry: Entry, leader: str) -> None:
     made = "" if entry.leader == entry.author else f", which makes {entry.leader!r} the one who decides,"
     raise RendezvousStateError(
         f"Entry {entry.index}{made} is a {entry.kind} by {entry.author!r}, but {leader!r} decides.",
-        hint="Something else writes to the store: docs/security.md says how to keep it out. Use another --rdzv_id.",
+        hint=STRANGER_HINT,
     )
 
 

@@ -223,7 +223,8 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[node_events.Effect, .
         release = (Notify(None),) if state.sent_notice is not None and state.sent_notice.step is None else ()
         return replace(state, work=Work.STOPPING), (*release, stop)
     if state.work is Work.RUNNING and (notice := _wanted_notice(state)) != state.sent_notice:
-        if not _is_same_plan(notice, state.sent_notice):
+        before, after = (one and (one.epoch, one.plan) for one in (state.sent_notice, notice))
+        if before != after:
             state = _say(state, steps=(), answered=0)
         return replace(state, sent_notice=notice), (Notify(notice),)
     if state.work is Work.RUNNING and (asked := _open_question(state)) is not None:
@@ -236,8 +237,10 @@ def _reconcile(state: NodeState) -> tuple[NodeState, tuple[node_events.Effect, .
     if state.work is Work.NONE:
         if wanted is not None:
             return _start(state, wanted)
-        if (resumed := _round_run_before(state)) is not None:
-            state = _say(state, phase=Phase.STOPPED, round=resumed.number)
+        current = state.ledger.round if state.ledger.is_live else None
+        if current is not None and current.number != state.row.round and current.offer.id in state.started:
+            # The store went back to a round whose workers here were already stopped (rule S3).
+            state = _say(state, phase=Phase.STOPPED, round=current.number)
         if dropped:
             state = _say(state, phase=Phase.WAITING)  # not a member any more: a newcomer from now on
     if state.needs_offer and wanted is None:
@@ -299,10 +302,6 @@ def _ask(state: NodeState, name: str, value: str | None) -> NodeState:
     return _say(state, asks=(*others, Ask(name, value, state.ledger.questions.answered_at(name))))
 
 
-def _is_same_plan(one: Notice | None, other: Notice | None) -> bool:
-    return one is not None and other is not None and (one.epoch, one.plan) == (other.epoch, other.plan)
-
-
 def _find_exit(state: NodeState) -> Exit | None:
     """Return the Exit of a node without workers that has nothing to wait for; None while it waits."""
     if state.ledger.closed is not None:
@@ -326,14 +325,6 @@ def _wanted_round(state: NodeState) -> Round | None:
     if current is None or current.number <= state.row.round or current.offer.id in state.started:
         return None
     return current if state.ledger.is_member(state.row.info.node_id) else None
-
-
-def _round_run_before(state: NodeState) -> Round | None:
-    """Return the live round if the store went back to it and its workers here were already stopped (rule S3)."""
-    current = state.ledger.round if state.ledger.is_live else None
-    if current is None or current.number == state.row.round:
-        return None
-    return current if current.offer.id in state.started else None
 
 
 def _start(state: NodeState, wanted: Round) -> tuple[NodeState, tuple[node_events.Effect, ...]]:

@@ -1,14 +1,9 @@
 """Planned stops, the leader's part: how a healthy round stops gracefully, and when one makes room for waiting nodes.
 
-A graceful stop is a PLAN, the members' answers, STOP_AT, and the HALT when all have stopped. An agent that reads the
-PLAN writes the notice to its workers and *then* reads their reports; a worker reports its step and *then* reads its
-notices. So a rank whose last report is step s holds at step s + 1, outside of any collective, and no rank can have gone
-beyond T = max(s) + 1 (``docs/internals/protocol.md``, "Graceful stops").
-
-A script that takes no notices saves nothing when it is stopped, so a resize repeats all work since its last checkpoint
-on every node. The rule of resizes (L13) waits for a moment at which that is little, and never for longer than a limit.
-``docs/internals/protocol.md`` has the rule's table, and ``docs/internals/simulator.md`` its results on traces of spot
-machines.
+A graceful stop is a PLAN, the members' answers, STOP_AT, and the HALT when all have stopped. Why no rank can have gone
+beyond the step of STOP_AT is in ``docs/internals/protocol.md`` ("Graceful stops"), as is the table of the rule of
+resizes (L13), which waits for a moment at which a stop repeats little work, and never for longer than a limit.
+``docs/internals/simulator.md`` has that rule's results on traces of spot machines.
 """
 
 from __future__ import annotations
@@ -157,10 +152,9 @@ def restarts_often(counters: Counters, age: float) -> bool:
 
 
 def next_resize(view: LeaderView, current: Round) -> tuple[float, str]:
-    """Return when the rule lets the live round be resized, or is to be asked again; and why not now, for users.
+    """Return when the rule lets a live round with room for a waiting node be resized, or is to be asked again.
 
-    Args:
-        view: What the leader knows. A node waits, and there is room.
+    Also return why not now, as a text for users.
     """
     case = _case(view, current)
     seconds = seconds_until_resize(case)

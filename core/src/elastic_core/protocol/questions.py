@@ -29,14 +29,14 @@ def ask_or_report(view: LeaderView, current: Round, finished: Collection[str]) -
     questions = view.ledger.questions
     if (asked := questions.open) is None:
         return _ask(view, current)
-    index, due = questions.index, questions.read_at + ANSWER_WAIT_SECONDS
+    due = questions.read_at + ANSWER_WAIT_SECONDS
     if view.now < due and _unanswered(view, current, finished):
         return due
-    if (summary := view.summary) is None or summary.question != index:
-        return SumUp(index, *_collect(view, current, asked))
-    if summary.report is None:
+    if view.report is None:
+        return SumUp(*_collect(view, current, asked))
+    if not view.report:
         return view.now + SUMMARY_LOOK_SECONDS
-    return Append(Answers(round=current.number, name=asked.name, question=index, report=summary.report))
+    return Append(Answers(round=current.number, name=asked.name, question=questions.index, report=view.report))
 
 
 def describe_others(view: LeaderView, old: Round, first: Incident) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import TypeAlias
 
 from elastic_core.protocol.entries import Counters, Entry, Resume
 from elastic_core.protocol.failure_detector import Watch
@@ -24,24 +25,13 @@ ENTRIES_REMEMBERED = 512
 """The number of entries that a node keeps to repair a store: more than are written between two copies of a store."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The newest entries that a node has read: at least one, without a gap, oldest first."""
+Memory: TypeAlias = tuple[Entry, ...]
+"""The newest entries that a node has read: at least one, without a gap, oldest first."""
 
-    entries: tuple[Entry, ...]
 
-    def and_then(self, entries: Sequence[Entry]) -> Memory:
-        """Return the memory after reading these entries; the oldest are dropped."""
-        return Memory((*self.entries, *entries)[-ENTRIES_REMEMBERED:])
-
-    def get(self, index: int) -> Entry | None:
-        """Return the entry at an index; None if it is not remembered."""
-        place = index - self.entries[0].index
-        return self.entries[place] if 0 <= place < len(self.entries) else None
-
-    def after(self, index: int) -> tuple[Entry, ...]:
-        """Return the entries that follow a remembered one."""
-        return self.entries[index + 1 - self.entries[0].index :]
+def remember(memory: Memory, entries: Sequence[Entry]) -> Memory:
+    """Return the memory after reading these entries; the oldest are dropped."""
+    return (*memory, *entries)[-ENTRIES_REMEMBERED:]
 
 
 class Overlap(Enum):
@@ -49,7 +39,7 @@ class Overlap(Enum):
 
     INTACT = auto()  # the store has them all
     PASSED = auto()  # all other nodes have read further: the newest one shrank and is not lost, if can_follow holds too
-    BEHIND = auto()  # the store lacks the newest of them: append these, in order (Memory.after)
+    BEHIND = auto()  # the store lacks the newest of them: append these, in order
     DIVERGED = auto()  # the store holds something else, or nothing: read it, and let settle decide
 
 
@@ -82,10 +72,8 @@ def overlap(mine: Ledger, memory: Memory, head: int, at: Entry | None, *, shrunk
         if shrunk:
             return Overlap.PASSED
         return Overlap.INTACT if at is not None and at.link == mine.head.link else Overlap.DIVERGED
-    known = memory.get(head)
-    if at is None or known is None or known.link != at.link:
-        return Overlap.DIVERGED
-    return Overlap.BEHIND
+    is_known = at is not None and any(entry.link == at.link for entry in memory)
+    return Overlap.BEHIND if is_known else Overlap.DIVERGED
 
 
 def can_follow(mine: Ledger, theirs: Ledger) -> bool:
@@ -123,7 +111,7 @@ def _settle_own(mine: Ledger, memory: Memory, theirs: Ledger) -> Settlement:
     """Decide between two histories of the same run."""
     if _knowledge(theirs) >= _knowledge(mine):
         return Settlement.ADOPT
-    older = theirs.head.epoch < mine.head.epoch or theirs.head.index < memory.entries[0].index
+    older = theirs.head.epoch < mine.head.epoch or theirs.head.index < memory[0].index
     outranked = _is_undecided(theirs) or (older and not _has_newer_leader(mine, theirs))
     return Settlement.RESUME if outranked else Settlement.ADOPT
 

@@ -259,11 +259,7 @@ def row_delay(row: NodeRow, ledger: Ledger) -> float:
 
 
 def seconds_to_workers_row(age: float, members: int, node_id: str) -> float:
-    """Return the seconds until a member of a round next says how far its workers are.
-
-    Args:
-        age: Seconds since the run was opened, by the ledger, which all nodes know alike.
-    """
+    """Return the seconds until a member next says how far its workers are; all nodes know the run's ``age`` alike."""
     interval = max(WORKERS_INTERVAL_SECONDS, WORKERS_INTERVAL_PER_MEMBER_SECONDS * members)
     left = interval - age % interval
     if members > SPREAD_ABOVE_MEMBERS:

@@ -32,12 +32,7 @@ class Form(NamedTuple):
 
 
 class SchemaError(ValueError):
-    """A value is not of the schema.
-
-    Attributes:
-        path: Its path in what was read, e.g. ``.body.members[2]``.
-        what: What is wrong with it; follows the path in messages.
-    """
+    """The value at a ``path`` in what was read, e.g. ``.body.members[2]``, is not of the schema; ``what`` says why."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(f"{path} {what}")
@@ -80,7 +75,7 @@ def _form(hint: Any) -> Form:
         return _object(hint)
     if issubclass(hint, enum.Enum):
         return _member(hint)
-    return Form(_number if hint is float else _atom(hint))
+    return Form(_number if hint is float else functools.partial(_exactly, hint))
 
 
 def _optional(inner: Form) -> Form:
@@ -112,9 +107,7 @@ def _one_of(kinds: Sequence[Any]) -> Form:
 
 def _list(inner: Form) -> Form:
     def read(value: Any) -> Any:
-        if type(value) is not list:
-            raise _wrong(value)
-        return tuple(_each(inner.read, part, index) for index, part in enumerate(value))
+        return tuple(_each(inner.read, part, index) for index, part in enumerate(_exactly(list, value)))
 
     write = inner.write
     return Form(read, list if write is None else lambda value: [write(part) for part in value])
@@ -122,9 +115,7 @@ def _list(inner: Form) -> Form:
 
 def _mapping(inner: Form) -> Form:
     def read(value: Any) -> Any:
-        if type(value) is not dict:
-            raise _wrong(value)
-        return {key: _each(inner.read, part, key) for key, part in value.items()}
+        return {key: _each(inner.read, part, key) for key, part in _exactly(dict, value).items()}
 
     write = inner.write
     return Form(read, dict if write is None else lambda value: {key: write(part) for key, part in value.items()})
@@ -139,10 +130,8 @@ def _object(kind: Any) -> Form:
     required = {f.name for f in fields if f.default is missing and f.default_factory is missing}
 
     def read(value: Any) -> Any:
-        if type(value) is not dict:
-            raise _wrong(value)
         parts = {}
-        for key, part in value.items():
+        for key, part in _exactly(dict, value).items():
             if (known := readers.get(key)) is None:
                 if key.endswith(MARK):
                     continue
@@ -175,7 +164,7 @@ def _row(kind: Any) -> Form:
     required = defaults.count(dataclasses.MISSING)
 
     def read(value: Any) -> Any:
-        if type(value) is not list or not required <= len(value) <= len(forms):
+        if not required <= len(_exactly(list, value)) <= len(forms):
             raise _wrong(value)
         parts = zip(forms, value, strict=False)
         return kind(**{name: _each(form.read, part, name) for (name, form), part in parts})
@@ -217,13 +206,10 @@ def _number(value: Any) -> float:
     raise _wrong(value)
 
 
-def _atom(kind: type) -> Conversion:
-    def read(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _wrong(value)
-        return value
-
-    return read
+def _exactly(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise _wrong(value)
+    return value
 
 
 def _wrong(value: object) -> SchemaError:

@@ -28,6 +28,7 @@ MAX_VALUE_BYTES = 256 * 1024
 """Most bytes of a roster value or a ledger entry. Readers refuse larger ones before they parse them."""
 SEAL_BYTES = 97
 """Bytes of a value that a seal takes (``guard``), left free without a token too, so that limits are the same."""
+STRANGER_HINT = "Something else writes to the store: use another --rdzv_id, or keep it out (docs/security.md)."
 TOMBSTONE = b""
 """The data of an entry that has been shrunk (:meth:`RendezvousBackend.shrink`)."""
 
@@ -111,23 +112,19 @@ class RendezvousBackend(ABC):
       returns the cursor that it was given, there was nothing newer at some instant of the call.
     * A call that raises RendezvousConnectionError takes effect once, at any time after it began, or never.
     * A :class:`ReplaceableServer` promises this only as long as no server is replaced by another one.
-
-    Attributes:
-        embedded: Whether the store lives inside one of the job's agents (c10d). Its loss is then final, and agents do
-            not reconnect.
-        hosting: For an embedded store, whether it lives in this agent, which then opens the run, leads, and leaves
-            last. A backend sets it on each connection. It has no meaning if ``embedded`` is false.
-        may_forget: Whether the store can come back empty or without its last entries (a server without durable storage,
-            or one restored from a backup). A new job then waits 4 s before its first round, in case another run is
-            live.
-        warnings: Problems of the store for an operator to fix, found while the hook made the first connection. The
-            agent prints each once; ``elastic doctor`` lists them.
     """
 
     embedded: bool = False
+    """True if the store is inside one of the job's agents (c10d). Its loss is then final: agents do not reconnect."""
     hosting: bool = True
+    """Of an embedded store: whether it lives in this agent, which then opens the run, leads, and leaves last. A
+    backend sets it on each connection. It has no meaning if ``embedded`` is false."""
     may_forget: bool = False
+    """True if the store can come back empty or without its last entries (a server without durable storage, or one
+    restored from a backup). A new job then waits 4 s before its first round, in case another run is live."""
     warnings: tuple[StoreWarning, ...] = ()
+    """Problems of the store for an operator to fix, found while the hook made the first connection. The agent prints
+    each once; ``elastic doctor`` lists them."""
 
     @abstractmethod
     def connect(self) -> RendezvousBackend:
@@ -222,13 +219,10 @@ class RendezvousBackend(ABC):
 
 
 class WorkersStore(ABC):
-    """Mixin of a backend whose store the job's workers may use as theirs, a torch TCPStore.
-
-    Attributes:
-        workers_store: Host and port at which they reach it, if they are to use it (``static``).
-    """
+    """Mixin of a backend whose store the job's workers may use as theirs, a torch TCPStore."""
 
     workers_store: tuple[str, int] | None = None
+    """Host and port at which they reach it, if they are to use it (``static``)."""
 
     @abstractmethod
     def forget_workers(self) -> None:
@@ -257,13 +251,9 @@ class ReplaceableServer(ABC):
 
 
 class HandlerStore(ABC):
-    """Mixin of a backend whose store is private to this node, over a handler in torch's form.
+    """Mixin of a backend whose store is private to this node, over a handler in torch's form."""
 
-    Attributes:
-        job_id: The job's id, if the handler names it; '' for ``--rdzv_id``.
-    """
-
-    job_id: str = ""
+    job_id: str = ""  # the job's id, if the handler names it; '' for ``--rdzv_id``
 
     @property
     @abstractmethod

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from elastic_core.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from elastic_core.rendezvous.backend import (
     SEAL_BYTES,
+    STRANGER_HINT,
     TOMBSTONE,
     Cursor,
     HeartbeatReply,
@@ -108,10 +109,7 @@ class GuardedBackend(WrappedBackend, WorkersStore, ReplaceableServer):
 def _check_count(what: str, count: int) -> None:
     """Refuse a negative number from the store: a node that compares it with its own would do so for ever."""
     if count < 0:
-        raise RendezvousStateError(
-            f"The store gives {count} as {what}.",
-            hint="Something else writes to the store: use another --rdzv_id, or keep it out (docs/security.md).",
-        )
+        raise RendezvousStateError(f"The store gives {count} as {what}.", hint=STRANGER_HINT)
 
 
 # Seals ---------------------------------------------------------------------------------------------------------------

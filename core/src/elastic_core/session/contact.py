@@ -28,6 +28,8 @@ RETRY_FIRST, RETRY_MOST = 0.1, 2.0  # seconds between two attempts, at first and
 FIRST_CONNECTION_SECONDS = 60.0
 """Seconds for which the first connection is tried at most, as torch's own store is: a store that starts or restarts is
 back by then, and a user who has mistyped an endpoint should not wait for longer."""
+ANSWER_WITHIN_SECONDS = 10.0
+"""Seconds after which a call without an answer is told of; backends with a timeout give up sooner."""
 SILENT, UNREADABLE = "does not answer", "cannot be read on"  # how a store fails
 
 
@@ -154,7 +156,7 @@ class StoreWait:
         def attempted(first: bool) -> T:
             with (
                 nullcontext(store) if first else closing(store.connect()) as connection,
-                silence_told(connection, self._tell_of_silence, self.endpoint, runtime=self.runtime),
+                self._silence_told(connection),
             ):
                 return attempt(connection)
 
@@ -177,8 +179,24 @@ class StoreWait:
                 first = False
                 self.runtime.sleep(min(backoff.failed(), left))
 
-    def _tell_of_silence(self, exc: RendezvousConnectionError) -> None:
-        self._tell(f"the store does not answer: {in_one_line(exc)}")
+    @contextmanager
+    def _silence_told(self, store: RendezvousBackend) -> Iterator[None]:
+        """Have a thread tell people, once, of a call over ``store`` without an answer."""
+        over = self.runtime.event()
+
+        def watch() -> None:
+            while not over.wait(ANSWER_WITHIN_SECONDS / 4):
+                call = call_of(JOINING, store)
+                if call is not None and (silence := self.runtime.now() - call.due) >= ANSWER_WITHIN_SECONDS:
+                    error = unanswered(call, silence, self.endpoint)
+                    self._tell(f"the store does not answer: {in_one_line(error)}")
+                    return
+
+        self.runtime.thread(target=watch, name="elastic-silence", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def _tell(self, message: str) -> None:
         self.publish(Event("store_unreachable", message, Level.WARNING))
@@ -186,8 +204,6 @@ class StoreWait:
 
 # Calls without an answer ----------------------------------------------------------------------------------------------
 
-ANSWER_WITHIN_SECONDS = 10.0
-"""Seconds after which a call without an answer is told of; backends with a timeout give up sooner."""
 RENEW_CALL_FACTOR = 2.0
 """Times :data:`ANSWER_WITHIN_SECONDS` after which its connection is closed, so that the thread makes another one."""
 JOINING = "joining"  # the caller, before there is a session
@@ -228,32 +244,6 @@ def may_be_renewed(call: StoreCall, silence: float, heartbeat_at: float, *, with
     if call.store is None or call.store.closed or call.store.embedded or silence < RENEW_CALL_FACTOR * within:
         return False
     return call.who == "heartbeat" or heartbeat_at > call.due
-
-
-@contextmanager
-def silence_told(
-    store: RendezvousBackend,
-    tell: Callable[[RendezvousConnectionError], None],
-    endpoint: str,
-    *,
-    within: float = ANSWER_WITHIN_SECONDS,
-    runtime: Runtime = RUNTIME,
-) -> Iterator[None]:
-    """Have a thread ``tell``, once, of a call over ``store`` without an answer for ``within`` seconds."""
-    over = runtime.event()
-
-    def watch() -> None:
-        while not over.wait(within / 4):
-            call = call_of(JOINING, store)
-            if call is not None and (silence := runtime.now() - call.due) >= within:
-                tell(unanswered(call, silence, endpoint))
-                return
-
-    runtime.thread(target=watch, name="elastic-silence", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
 
 
 def unanswered(call: StoreCall, silence: float, endpoint: str, fence: float | None = None) -> RendezvousConnectionError:

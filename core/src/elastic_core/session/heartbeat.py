@@ -131,30 +131,25 @@ class Heartbeat:
         return LOOKS_APART_PLACES * max(1, abs(serials.get(self._node_id, 0) - serials.get(ledger.leader, 0)))
 
     def _absorb(self, store: RendezvousBackend, reply: HeartbeatReply, ledger: Ledger) -> None:
-        now = self._now()
-        self.count, self.answered_in = self.count + 1, now - self._tried_at
+        state, began, now = self._state, self._tried_at, self._now()
+        self.count, self.answered_in = self.count + 1, now - began
         gap = self._cut_off or now - self._contact_at > contact_gap(ledger.settings.timing)
         if gap:
-            self._state.gap_at, self._cut_off = now, False
+            state.gap_at, self._cut_off = now, False
         if gap or self._watched != (ledger.leader, reply.watched):
             self._watched, self._leader_changed_at = (ledger.leader, reply.watched), now
         self._contact_at = now
-        self._count_as_contact(store, current=ledger.head.index <= reply.head <= self._state.ledger.head.index)
-        self._state.writer.row_seen(reply.revision)
-
-    def _count_as_contact(self, store: RendezvousBackend, *, current: bool) -> None:
-        """Record an answer; ``current`` says whether this node had read all that the store held."""
-        state, began = self._state, self._tried_at
         state.contact.worked("heartbeat")
         state.connections.heartbeat_at = began
-        if current:
+        if ledger.head.index <= reply.head <= state.ledger.head.index:  # this node had read all that the store held
             state.connections.unread_since = None
             max_age = CONFIRMED_SHARE * state.ledger.settings.timing.fence_after
             state.contact.current(min(began, confirmed_at(store, max_age)))
         elif state.connections.unread_since is None:
             state.connections.unread_since = began
-        if self._row_check.is_due(ledger := state.ledger, self._now()):
-            state.writer.later(lambda store: self._row_check.look(store, ledger))
+        if self._row_check.is_due(newest := state.ledger, self._now()):
+            state.writer.later(lambda store: self._row_check.look(store, newest))
+        state.writer.row_seen(reply.revision)
 
     def _mend_later(self) -> None:
         """Make a new connection, over which this thread goes on."""

@@ -1,9 +1,8 @@
 """The join of a node: it finds or opens the run, enters the roster, and is admitted or told why not.
 
 This runs on the caller's thread before the session's threads exist. A node that joins later has a :class:`LedgerWatch`
-meanwhile. The decisions are pure functions in
-``protocol.admission``; this module asks the store. Each function raises RendezvousConnectionError where the store
-cannot be reached, and RendezvousStateError where the store holds something invalid.
+meanwhile. The decisions are pure functions in ``protocol.admission``; this module asks the store. Each function raises
+RendezvousConnectionError where the store cannot be reached, and RendezvousStateError where it holds something invalid.
 
 A node belongs to the run that was open when it first read the ledger, or else to the next (rule S6). An agent reads the
 ledger as soon as it has a connection, and may join seconds later, since it first imports what its workers need. If its
@@ -61,20 +60,14 @@ class Applicant:
     offer: Offer | None = None  # its first one, for as long as it takes part
     former: tuple[FormerNode, ...] = ()  # other nodes that its agent has been, up to the moment at which it joins
 
-    def check(self, opener: Settings) -> None:
-        """Refuse a run with these settings that does not take the node; see :func:`check_settings`."""
+    def refusal(self, opener: Settings) -> RendezvousRefusedError | None:
+        """Return the error by which a run with these settings does not take the node; None if it does."""
         allow = self.allow_version_mismatch
-        admission.check_settings(opener, self.settings, allow_version_mismatch=allow, unnamed=self.unnamed)
+        return admission.settings_refusal(opener, self.settings, allow_version_mismatch=allow, unnamed=self.unnamed)
 
     def is_taken_by(self, opener: Settings, run_uid: str | None) -> bool:
         """Return True if an open run with these settings and this scheduler's uid takes the node."""
-        if self.scheduler_uid not in (None, run_uid):
-            return False
-        try:
-            self.check(opener)
-        except RendezvousRefusedError:
-            return False
-        return True
+        return self.scheduler_uid in (None, run_uid) and self.refusal(opener) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,18 +252,16 @@ class Joining:
         Raise RendezvousRefusedError if the run does not take this node, and nodes of it are alive.
         """
         applicant, uid = self.applicant, self.applicant.scheduler_uid
-        if ledger.closed is not None and not admission.is_same_program(
+        if ledger.closed is not None and admission.program_refusal(
             ledger.settings, applicant.settings, unnamed=applicant.unnamed
         ):
             uid = None  # an allocation runs one program after another: the verdict on the first is not this node's
         alive = self._alive(ledger) if admission.needs_liveness(ledger, uid) else []
         found = admission.admit(ledger, uid, alive)
         if found is Admission.JOIN:
-            try:
-                applicant.check(ledger.settings)
-            except RendezvousRefusedError:  # by a run of which no node is left?
+            if (refusal := applicant.refusal(ledger.settings)) is not None:  # by a run of which no node is left?
                 if self._alive(ledger):
-                    raise
+                    raise refusal
                 return Admission.CLOSE_AND_OPEN_NEXT
             self._check_single(ledger)
         return found

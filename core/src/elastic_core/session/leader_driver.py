@@ -23,7 +23,7 @@ from elastic_core.protocol.entries import Closed, Counters, Entry, Question, Rou
 from elastic_core.protocol.failure_detector import Watch, is_lost
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import Append, AskPolicies, Decision, LookAgain, SumUp
-from elastic_core.protocol.leader_view import Judgement, LeaderView, Summary
+from elastic_core.protocol.leader_view import Judgement, LeaderView
 from elastic_core.protocol.ledger import Ledger, apply, compose
 from elastic_core.protocol.limits import list_names
 from elastic_core.protocol.repair import entries_to_shrink
@@ -138,7 +138,7 @@ class LeaderDriver:
             watch=self.watch,
             now=self._looked_at,
             judgement=self.plugins.judgement,
-            summary=self.plugins.summary(ledger),
+            report=self.plugins.report(ledger),
             may_forget=store.may_forget,
         )
         return self.calls.decisions.call(decide, view, rows=len(view.watch.nodes), idle=LookAgain)
@@ -172,14 +172,12 @@ class LeaderDriver:
 
     def alone(self, ledger: Ledger) -> bool:
         """Return True if there is no other node to watch: the store wakes a leader when one comes."""
-        members = ledger.round.group_ranks if ledger.round is not None else {}
-        return not {*self.watch.nodes, *members} - {self.node_id}
+        return not {*self.watch.nodes, *ledger.ranks} - {self.node_id}
 
     def successor(self, ledger: Ledger) -> str | None:
         """Return the next leader when this node leaves: the first living member, else the first living newcomer."""
-        members = ledger.round.group_ranks if ledger.round is not None else {}
         timing, now = ledger.settings.timing, self._looked_at
-        for node_id in [*members, *(other for other in self.watch.nodes if other not in members)]:
+        for node_id in dict.fromkeys([*ledger.ranks, *self.watch.nodes]):
             seen = self.watch.nodes.get(node_id)
             if node_id == self.node_id or seen is None or seen.row.leaving or seen.row.run != ledger.head.run:
                 continue
@@ -199,28 +197,24 @@ class LeaderDriver:
         The rest can wait for the next turn if it takes longer than ``until``; an incident cannot.
         """
         timing, now = ledger.settings.timing, self._looked_at
-        members = ledger.round.group_ranks if ledger.round is not None else {}
-        others = [node_id for node_id in self.watch.nodes if node_id not in members]
-        answered = {node_id for node_id in others if self.watch.nodes[node_id].row.release}  # the watch remembers
-        done = [node_id for node_id in others if node_id in answered or is_lost(self.watch, node_id, timing, now)]
-        removed = []
-        for node_id in done:
-            if self.runtime.now() > until:
-                break
-            store.remove(node_id)
-            removed.append(node_id)
+        others = {node_id: node.row for node_id, node in self.watch.nodes.items() if node_id not in ledger.ranks}
+        removed = {}
+        for node_id, row in others.items():
+            if row.release or is_lost(self.watch, node_id, timing, now):  # a release is done: the watch remembers it
+                if self.runtime.now() > until:
+                    break
+                store.remove(node_id)
+                removed[node_id] = row
         if removed:
-            rows = [self.watch.nodes[node_id].row for node_id in removed]
             self.watch = failure_detector.forget(self.watch, removed)
-            waited = [row for row in rows if row.run == ledger.head.run and row.phase is Phase.WAITING]
+            waited = [row for row in removed.values() if row.run == ledger.head.run and row.phase is Phase.WAITING]
             self._tell_spares([row for row in waited if not row.leaving], ledger)
 
     def _tell_spares(self, lost: Sequence[NodeRow], ledger: Ledger) -> None:
         """Tell people that nodes are lost that waited as spares, and how many still do: a loss may have no cover."""
         if not lost or not (wanted := ledger.settings.agreement.spares) or not ledger.is_live:
             return
-        members = () if ledger.round is None else ledger.round.group_ranks
-        here = sum(i not in members and node.row.run == ledger.head.run for i, node in self.watch.nodes.items())
+        here = sum(i not in ledger.ranks and node.row.run == ledger.head.run for i, node in self.watch.nodes.items())
         names = list_names(sorted(str(row.info) for row in lost))
         message = f"{names} is lost, which waited as a spare: {here} of --spares={wanted} wait"
         self.calls.publish(Event("spare_lost", message, Level.WARNING, {"spares": here, "wanted": wanted}))
@@ -291,7 +285,6 @@ class PluginQuestions:
         self._gone: Future[list[str]] | None = None  # until it was read
         self._ask_gone_at = -math.inf
         self._question: Question | None = None  # the last one whose answers plugins were asked to sum up
-        self._index = 0  # of its entry
         self._report: Future[str] | None = None
 
     def ask_policies(self, incident: Incident, history: History) -> None:
@@ -337,18 +330,18 @@ class PluginQuestions:
         """Ask for the report on the open question, and wait a moment."""
         _, before = ledger.questions.reports.get(wanted.question.name, (0, "null"))
         ask = partial(self._calls.sum_up, wanted.question, wanted.answers, before)
-        self._question, self._index = ledger.questions.open, wanted.index
+        self._question = ledger.questions.open
         self._report = self._runtime.ask(ask, name="elastic-sum-up")
         _wait_a_moment(self._report)
 
-    def summary(self, ledger: Ledger) -> Summary | None:
-        """Return the report on the open question, as far as it is made; None where none was asked for.
+    def report(self, ledger: Ledger) -> str | None:
+        """Return the report on the open question; '' until it is made, None where none was asked for.
 
         Entries of two histories may have one index, so the question itself is compared, as this node has read it.
         """
         if self._report is None or self._question is not ledger.questions.open:
             return None
-        return Summary(self._index, self._report.result() if self._report.done() else None)
+        return self._report.result() if self._report.done() else ""
 
 
 def _wait_a_moment(answer: Future[R] | None) -> None:

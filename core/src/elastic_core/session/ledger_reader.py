@@ -18,10 +18,8 @@ from elastic_core.protocol.failure_detector import PROOF_HEARTBEATS, Observation
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, restore_ledger, stands_on
 from elastic_core.protocol.limits import MAX_UNREAD_ROWS, UNREAD_ID_LENGTH
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, find_gone_nodes
-from elastic_core.rendezvous.backend import TOMBSTONE, Cursor, RendezvousBackend, RosterRow
+from elastic_core.rendezvous.backend import STRANGER_HINT, TOMBSTONE, Cursor, RendezvousBackend, RosterRow
 from elastic_core.session.runtime import Runtime
-
-_PLANTED = "Something else writes to the store: use another --rdzv_id, or keep it out (docs/security.md)."
 
 
 class MissingHeadError(HistoryChangedError):
@@ -39,7 +37,7 @@ def load(store: RendezvousBackend, now: float, codec: Codec = CODEC) -> Ledger |
     while index:
         if (head := peek(store, index, codec)) is None:
             message = f"Entry {index} is missing from the store, which says that it is the newest."
-            raise MissingHeadError(message, hint=_PLANTED)
+            raise MissingHeadError(message, hint=STRANGER_HINT)
         anchors = {index: head}
         for anchor in sorted(stands_on(head) - {index}):
             if (entry := peek(store, anchor, codec)) is not None:
@@ -69,7 +67,7 @@ def _decode(index: int, data: bytes, codec: Codec) -> Entry:
     """Decode the entry at ``index``, and check that it is that of its place."""
     entry = codec.decode_entry(data)
     if entry.index != index:
-        raise RendezvousStateError(f"The store has entry {entry.index} in the place of {index}.", hint=_PLANTED)
+        raise RendezvousStateError(f"The store has entry {entry.index} in the place of {index}.", hint=STRANGER_HINT)
     return entry
 
 

@@ -6,6 +6,7 @@ It has its own thread and connection. What it has read it posts to the agent. It
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -57,7 +58,7 @@ class StoreReader:
 
     def __init__(self, state: SessionState, leader: LeaderDriver) -> None:
         self._state, self._leader = state, leader
-        self._memory = Memory((state.ledger.head,))
+        self._memory: Memory = (state.ledger.head,)
         self._unread: HistoryChangedError | None = None  # why the reader could not read on from where it is
         self._missing_since: tuple[bool, float] | None = None
         """True if the missing entry is the newest, False for one that it stands on; and since when none was read."""
@@ -157,7 +158,7 @@ class StoreReader:
                 if ledger.closed is not None:
                     break
             self._have_contact(store, ledger)  # if that fails, the entries are read again
-            self._memory = self._memory.and_then(entries)
+            self._memory = repair.remember(self._memory, entries)
             state.follow(ledger)
             state.calls.post(EntriesRead(entries, now))
         elif seen is not None and seen.head > state.ledger.head.index:
@@ -226,7 +227,7 @@ class StoreReader:
             if ledger is not None:
                 if ledger.head.epoch == state.ledger.head.epoch:  # what rows said was of another branch
                     self._leader.watch, state.heard = Watch(), None
-                self._memory = Memory((ledger.head,))
+                self._memory = (ledger.head,)
                 state.follow(ledger)
                 state.calls.post(HistoryReplaced(ledger))
 
@@ -237,7 +238,7 @@ class StoreReader:
 def restore(
     store: RendezvousBackend,
     mine: Ledger,
-    memory: repair.Memory,
+    memory: Memory,
     me: NodeInfo,
     runtime: Runtime,
     *,
@@ -267,7 +268,7 @@ def restore(
                 return None if lost is None else (lost, None)
             case repair.Overlap.BEHIND if at is not None:
                 lost = lost or repair.describe_loss(head, mine)
-                _put_back(store, at.link, memory.after(head), codec)
+                _put_back(store, at.link, [entry for entry in memory if entry.index > head], codec)
                 continue
         try:
             theirs = load_now(store, runtime)
@@ -347,7 +348,7 @@ def _onward(
     return None  # other nodes have put back meanwhile what could not be read
 
 
-def _put_back(store: RendezvousBackend, prev: Link, entries: tuple[Entry, ...], codec: Codec) -> None:
+def _put_back(store: RendezvousBackend, prev: Link, entries: Iterable[Entry], codec: Codec) -> None:
     """Append the entries, until another node appends there: the same entries, or others."""
     for entry in entries:
         if not store.append(prev, entry.link, codec.encode_entry(entry)):

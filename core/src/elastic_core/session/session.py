@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
-from elastic_core.errors import RendezvousConnectionError, RendezvousStateError
+from elastic_core.errors import RendezvousStateError
 from elastic_core.protocol.failure_detector import Watch, is_lost, observe
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, row_delay
@@ -115,7 +115,7 @@ class Session:
     def ask_finished(self, answer: Callable[[bool], None]) -> None:
         """Have the writer answer whether all workers of another member of the live round have exited with 0 (L7)."""
         state, ledger = self._state, self.ledger
-        others = {*(ledger.round.group_ranks if ledger.is_live and ledger.round is not None else ())} - {state.node_id}
+        others = {*(ledger.ranks if ledger.is_live else ())} - {state.node_id}
 
         def ask(store: RendezvousBackend) -> None:
             rows = readable(store.roster(others), state.runtime.codec) if others else []
@@ -165,8 +165,6 @@ class Session:
         """Leave; the writer begins again with its next connection if this one breaks."""
         try:
             self._part(store, timeout)
-        except RendezvousConnectionError:
-            raise
         except HistoryChangedError:
             self._state.writer.later(partial(self._leave_again, timeout=timeout))
             raise  # which has the reader compare

@@ -29,7 +29,7 @@ from elastic_core.protocol.ledger import HistoryChangedError, Ledger, compose
 from elastic_core.protocol.node_events import NodeEvent, StoreLost
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Reached
 from elastic_core.questions import AskedQuestion, NodeAnswer
-from elastic_core.rendezvous.backend import RendezvousBackend
+from elastic_core.rendezvous.backend import STRANGER_HINT, RendezvousBackend
 from elastic_core.session.contact import (
     FENCE_SHARE,
     RETRY_FIRST,
@@ -311,12 +311,8 @@ class RowWriter:
         A revision that this node has never sent was written by a stranger; the store would refuse this node's.
         """
         if revision is not None and revision > self._revision:
-            self._state.give_up(
-                RendezvousStateError(
-                    f"The store has revision {revision} of this node's row, but this node is at {self._revision}.",
-                    hint="Something else writes to the store: use another --rdzv_id. See docs/security.md.",
-                )
-            )
+            message = f"The store has revision {revision} of this node's row, but this node is at {self._revision}."
+            self._state.give_up(RendezvousStateError(message, hint=STRANGER_HINT))
             return
         with self._state.wake:
             if self.done.is_set() or (revision is not None and revision >= self._sent):
