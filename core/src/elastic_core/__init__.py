@@ -12,7 +12,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``hookspecs``: every hook and its contract.
 * ``gates``: a node's two gates, the state of its agent, and the agent's end, as plugins see them.
 * ``causes``: the cause of a worker's failure. ``monitors``: a round's workers, as plugins see them.
-  ``assignment``: what a worker is told of itself. ``progress_table``: the progress of workers.
+  ``progress_table``: the progress of workers.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
@@ -72,7 +72,6 @@ PUBLIC = {
 """The modules that plugins may import, and the subject of each."""
 
 NAMES = {
-    "assignment": "Assignment",
     "config.flag": "Flag",
     "config.run": "RunConfig",
     "decision_log": "Decision",
@@ -80,7 +79,7 @@ NAMES = {
     "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UnhealthyNodeError UsageError",
     "gates": "AgentEnd AgentState JoinGate JoinedRun RunSummary StartGate",
     "hookspecs": "hookimpl",
-    "monitors": "LineReader RunningRound",
+    "monitors": "Assignment LineReader RunningRound",
     "rendezvous.backend": "RendezvousBackend",
     "rendezvous.options": "RendezvousOptions RendezvousParameters",
     "version": "__version__",

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from elastic_core.assignment import Assignment
     from elastic_core.causes import Cause, EndedWorker
     from elastic_core.config.flag import Flag
     from elastic_core.config.program import Program
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from elastic_core.events import Event
     from elastic_core.gates import AgentEnd, JoinedRun, JoinGate, RunSummary, StartGate
     from elastic_core.incidents import Explanation, History, Incident, Verdict
-    from elastic_core.monitors import RunningRound
+    from elastic_core.monitors import Assignment, RunningRound
     from elastic_core.protocol.entries import Closed
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer

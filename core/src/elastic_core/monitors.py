@@ -25,6 +25,7 @@ from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Progress
 from elastic_core.progress_table import ProgressTable
+from elastic_core.protocol.entries import Place
 from elastic_core.protocol.node_events import Asked
 from elastic_core.protocol.questions import decode
 from elastic_core.questions import ANSWER_MAX_BYTES, VALUE_MAX_BYTES, check_name, encode
@@ -104,6 +105,29 @@ class Shape:
     def finish(self) -> bytes:
         """Return what waits at the end of the stream."""
         return b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One worker's place in one round, from which its environment is made: a local rank of a node with ``place``."""
+
+    run_id: str
+    run_uid: str
+    round: int
+    restart_count: int
+    max_restarts: int | None
+    role: str
+    place: Place
+    local_rank: int
+    master_addr: str
+    master_port: int
+    error_file: str  # where torch's ``@record`` writes the exception as JSON; read when the worker fails
+    use_agent_store: bool = False  # whether a store listens at the master's address, so that rank 0 opens none
+
+    @property
+    def rank(self) -> int:
+        """Its rank among all workers of the round."""
+        return self.place.first_rank + self.local_rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.events import Event, Level, least_level
 from elastic_core.incidents import (
@@ -23,6 +22,7 @@ from elastic_core.incidents import (
     IncidentKind,
     Verdict,
 )
+from elastic_core.monitors import Assignment
 from elastic_core.plugins.builtin import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.entries import Place

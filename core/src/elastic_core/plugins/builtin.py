@@ -7,9 +7,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from elastic_core.assignment import Assignment
 from elastic_core.config.environment import threads
 from elastic_core.config.program import Program, ProgramKind, interpreter, python_program
 from elastic_core.events import Event, Level
@@ -27,6 +26,9 @@ from elastic_core.incidents import (
     is_same_step,
     repeats_after_restart,
 )
+
+if TYPE_CHECKING:
+    from elastic_core.monitors import Assignment
 
 NO_LIMIT = 2**31 - 1  # for scripts, which read TORCHELASTIC_MAX_RESTARTS as a number
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from elastic_core import hookspecs
-from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from elastic_core.causes import Cause, EndedWorker
-    from elastic_core.monitors import RunningRound
+    from elastic_core.monitors import Assignment, RunningRound
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer
 
