@@ -100,7 +100,6 @@ FLAGS_GIVEN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "redirects": ("", "--redirects=3", {"redirects": StreamMap(default=Stream.ALL)}),
     "tee": ("", "--tee=0:1", {"tee": StreamMap(by_rank={0: Stream.OUT})}),
     "local_ranks_filter": ("", "--local_ranks_filter=0", {"local_ranks_filter": frozenset({0})}),
-    "event_log_handler": ("", "--event_log_handler=console", {"event_log_handler": "console"}),
     "verbose": ("", "--verbose", {"verbose": True, "least_level": Level.DEBUG}),
     "checkpoint_path": ("", "--checkpoint_path=saved", {"checkpoint_path": "saved"}),
     "plugin": ("", "--plugin=mine --plugin=ours", {"plugins": ("mine", "ours")}),

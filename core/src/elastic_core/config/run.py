@@ -137,9 +137,6 @@ class PlainSettings:
     local_ranks_filter: frozenset[int] | None = OUTPUT.flag(
         "Show only these local ranks on the console, as 0,2; the others' output goes to files.", ("RANKS", parse.ranks)
     )
-    event_log_handler: str = OUTPUT.flag(
-        "Write each event as a JSON line to stderr, or do not.", ("null|console", parse.event_log_handler, "null")
-    )
     verbose: bool = OUTPUT.switch("Print what the agent does in detail.", short="-v")
     checkpoint_path: str | None = PROGRESS.flag(
         "A directory, or a glob, in which the script saves checkpoints. The newest file that no longer changes is "

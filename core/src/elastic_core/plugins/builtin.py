@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -111,26 +110,6 @@ def _colour(event: Event) -> int | None:
     if event.level >= Level.WARNING:
         return RED if event.level >= Level.ERROR else YELLOW
     return CYAN if event.name == "round_started" and event.fields.get("cause") else None
-
-
-class EventLog:
-    """Writes each event as a JSON line to stderr (``--event_log_handler=console``)."""
-
-    def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._stream, self._clock = sys.stderr if stream is None else stream, clock
-
-    @hookimpl
-    def elastic_observe(self, event: Event) -> None:
-        """Write the event by one call, so that lines of several threads do not mix."""
-        facts = {
-            "time": round(self._clock(), 6),
-            "name": event.name,
-            "level": event.level.name,
-            "message": event.message,
-            "fields": dict(event.fields),
-        }
-        self._stream.write(json.dumps(facts) + "\n")
-        self._stream.flush()
 
 
 class PlainWorkerStart:

@@ -380,16 +380,13 @@ def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequen
 
 def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
     """Return core's own plugins for a run, by name; without a run, those that every run has."""
-    plugins: dict[str, object] = {
+    return {
         "max-restarts": builtin.MaxRestartsPolicy(),
         "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
         "plain-start": builtin.PlainWorkerStart(
             plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugin],
         ),
     }
-    if config is not None and config.event_log_handler == "console":
-        plugins["event-log"] = builtin.EventLog()
-    return plugins
 
 
 def hooks_of(plugin: object, described: str) -> list[str]:
