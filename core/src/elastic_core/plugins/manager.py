@@ -246,7 +246,6 @@ class Plugins:
     @functools.cached_property
     def _observers(self) -> Observers:
         observers = Observers(self.implementations(*OBSERVING))
-        observers.start()
         for problem in self.problems.values():
             message = f"{problem.message} It is left off; the job goes on."
             observers.tell("elastic_observe", event=Event("plugin_left_off", message, Level.WARNING))
@@ -336,8 +335,7 @@ def call_all(plugins: Plugins, hook: str, consequence: str, **facts: object) -> 
         try:
             impl(**facts)
         except Exception as exc:
-            for event in failure_events("plugin_failed", impl, exc, consequence):
-                plugins.publish(event)
+            plugins._report(impl, exc, consequence)
 
 
 def worker_cpus(plugins: Plugins, program: Program, assignment: Assignment) -> list[int] | None:
