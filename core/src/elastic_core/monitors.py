@@ -512,12 +512,12 @@ class OutputReaders:
         self._publish = publish
         self.shapers: list[Callable[[int, Path | None], Shape | None]] = []
         self.openers: list[OpenReader] = []
-        self._opened: list[GuardedReader] = []
+        self._opened: list[_GuardedReader] = []
 
     def open(self, rank: int, stream: Stream = Stream.ALL, prefix: str = "") -> list[OutputReader]:
         """Return the readers of one stream of a worker."""
         opened = (open(rank, stream, prefix) for open in self.openers)
-        made = [GuardedReader(reader, self._publish) for reader in opened if reader is not None]
+        made = [_GuardedReader(reader, self._publish) for reader in opened if reader is not None]
         self._opened += made
         return [*made]
 
@@ -525,7 +525,7 @@ class OutputReaders:
         """Return ``shape`` with those of the monitors around it, for a worker's stderr, which a file may keep."""
         for open in self.shapers:
             if (outer := open(rank, path)) is not None:
-                shape = GuardedShape(shape, outer, self._publish)
+                shape = _GuardedShape(shape, outer, self._publish)
         return shape
 
     def catch_up(self) -> None:
@@ -534,26 +534,23 @@ class OutputReaders:
             reader.catch_up()
 
 
-class GuardedReader(OutputReader):
+class _GuardedReader(OutputReader):
     """Passes output on to a reader, until that raises: the error is published, and output goes on."""
 
     def __init__(self, reader: OutputReader, publish: Callable[[Event], None]) -> None:
         self._call = Guarded(lambda method, *data: getattr(reader, method)(*data), publish, partial(_unread, reader))
 
     def feed(self, data: bytes) -> None:
-        """Pass on bytes."""
         self._call("feed", data)
 
     def catch_up(self) -> None:
-        """Have the reader catch up."""
         self._call("catch_up")
 
     def finish(self) -> None:
-        """Pass on the end."""
         self._call("finish")
 
 
-class GuardedShape(Shape):
+class _GuardedShape(Shape):
     """A shape inside a monitor's. If the monitor's raises, the error is published, and its held text is shown."""
 
     def __init__(self, inner: Shape, outer: Shape, publish: Callable[[Event], None]) -> None:
@@ -561,17 +558,14 @@ class GuardedShape(Shape):
         self._held, self._held_until = b"", math.inf  # of the outer one
 
     def feed(self, data: bytes) -> bytes:
-        """Return all that can be shown once ``data`` has come."""
         return self._shown("feed", self._inner.feed(data))
 
     def overdue(self) -> bytes:
-        """Return the text that has waited for too long in either shape."""
         now = time.monotonic()
         shown = self._shown("feed", self._inner.overdue()) if self._inner.due <= now else b""
         return shown + (self._shown("overdue") if self._held_until <= now else b"")
 
     def finish(self) -> bytes:
-        """Return what waits in both shapes."""
         return self._shown("feed", self._inner.finish()) + self._shown("finish")
 
     def _shown(self, method: str, *data: bytes) -> bytes:
