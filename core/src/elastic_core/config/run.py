@@ -200,10 +200,6 @@ class RunConfig(PlainSettings):
         if self.min_nodes > self.max_nodes:
             raise UsageError(f"The minimum of {self.min_nodes} nodes is greater than the maximum, {self.max_nodes}.")
         check_node_limit(self.max_nodes + self.spares)
-        if self.sizes and [*self.sizes] != sorted({self.min_nodes, *self.sizes, self.max_nodes}):
-            raise UsageError(
-                f"The sizes {self.sizes} are not in order from {self.min_nodes} to {self.max_nodes} nodes, each once."
-            )
         if self.master_port is not None and (type(self.master_port) is not int or not 0 <= self.master_port <= 65535):
             raise UsageError(f"master_port {self.master_port!r} is not a port, a whole number up to 65535.")
         for name in ("rdzv_id", "rdzv_backend"):
