@@ -107,9 +107,7 @@ def names_of(package: str, names: Mapping[str, str], *, torchs: bool = False) ->
 
         if name in homes:
             return getattr(import_module(f"{__name__}.{homes[name]}"), name)
-        is_module = os.path.exists(
-            f"{sys.modules[package].__path__[0]}/{name}.py"
-        )  # looked for here before it is imported
+        is_module = os.path.exists(f"{sys.modules[package].__path__[0]}/{name}.py")  # which is about to be imported
         if is_module or not torchs:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return import_module(f"{__name__}.worker.library").added_name(package, name)
