@@ -254,11 +254,8 @@ class Plugins:
     # Worker start ----------------------------------------------------------------------------------------------------
 
     def worker_command(self, program: Program, assignment: Assignment) -> list[str]:
-        """Return the argument vector of one worker."""
-        command = self.first_answer("elastic_worker_command", program=program, assignment=assignment)
-        if command is None:
-            raise PluginError("No plugin says how to start a worker.")
-        return list(command)
+        """Return the argument vector of one worker; core's own plugin has an answer for all of them."""
+        return list(self.first_answer("elastic_worker_command", program=program, assignment=assignment))
 
     def worker_environment(self, program: Program, assignment: Assignment) -> dict[str, str]:
         """Return the variables to add to one worker's environment; the last registered plugin's value of each wins."""
@@ -302,7 +299,7 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     plugins = Plugins()
     named = [name for name in dict.fromkeys(config.plugins) if name not in config.no_plugin]
     plugins.in_workers = tuple(name for name in named if name in catalogue.names(Group.WORKER))
-    for name, plugin in core_plugins(config).items():
+    for name, plugin in core_plugins(config.least_level, named).items():
         plugins.register(name, plugin)
     for name in catalogue.names(Group.AUTOLOAD):
         if name not in (*config.plugins, *config.no_plugin):
@@ -376,14 +373,12 @@ def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequen
     return plugins
 
 
-def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
-    """Return core's own plugins for a run, by name; without a run, those that every run has."""
+def core_plugins(least: Level = Level.INFO, named: Sequence[str] = ()) -> dict[str, object]:
+    """Return core's own plugins, by name: they print events from ``least`` on, and tell workers the named plugins."""
     return {
         "max-restarts": builtin.MaxRestartsPolicy(),
-        "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
-        "plain-start": builtin.PlainWorkerStart(
-            plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugin],
-        ),
+        "log-lines": builtin.LogLineMetrics(least=least),
+        "plain-start": builtin.PlainWorkerStart(plugins=named),
     }
 
 
