@@ -22,10 +22,7 @@ General layout. A package imports only packages below it in this list; a test ho
   ``digest``: digests of text, without OpenSSL. ``distributions``: what can be installed besides core.
 * ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared vocabulary. (``__main__`` is ``elastic``.)
 
-The seven stations of a failure (``docs/internals/architecture.md`` names the files): the **warden** reaps a dead
-worker, the **agent**'s event loop receives the event, the node's state machine (``protocol.node``) returns what
-follows, the **session** writes the node's row, the store wakes the leader's reader, the **leader**
-(``protocol.leader``) appends an entry, every **agent** acts on the entry. Read first ``hookspecs``, then
+``docs/internals/architecture.md`` follows a failure through these packages. Read first ``hookspecs``, then
 ``protocol.leader``, then ``agent.supervisor``.
 
 Public names are imported when they are first used: ``import elastic_core`` itself imports no other module. Plugins

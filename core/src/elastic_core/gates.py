@@ -244,7 +244,8 @@ class AgentEnd:
         node: The name of this node.
         publish: Publishes an event of this node.
         received: Returns which signal that ends the agent has come, in words; '' for none.
-        is_last: Returns whether no other node continues from the memory of this node; it may ask the store.
+        is_last: Returns whether no other node continues from the memory of this node: the job has failed, its store is
+            lost, or the last node leaves. It may ask the store.
         failed: Whether the agent has raised because of a defect.
     """
 
