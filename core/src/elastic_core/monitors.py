@@ -132,29 +132,17 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker, as it was when :attr:`RunningRound.workers` was read.
+    """One worker, as it was when :attr:`RunningRound.workers` was read."""
 
-    Attributes:
-        rank: Its rank in the job.
-        local_rank: Its rank on this node.
-        pid: Its process; None until that has started.
-        exit_code: As of :class:`subprocess.Popen`; None while it runs.
-        is_over: Whether its program has ended, although its interpreter may still run.
-        tails: The end of each of its streams that the agent reads; another object after each output.
-        hides_stdout: Whether it writes to the agent's own stdout, which the agent does not read.
-        initialized: Whether its process group is there.
-        ended_at: When it was reaped, by the monotonic clock; 0 while it runs.
-    """
-
-    rank: int
-    local_rank: int
-    pid: int | None
-    exit_code: int | None
-    is_over: bool
-    tails: tuple[bytes, ...] = ()
-    hides_stdout: bool = False
-    initialized: bool = False
-    ended_at: float = 0.0
+    rank: int  # in the job
+    local_rank: int  # on this node
+    pid: int | None  # of its process; None until that has started
+    exit_code: int | None  # as of :class:`subprocess.Popen`; None while it runs
+    is_over: bool  # whether its program has ended, although its interpreter may still run
+    tails: tuple[bytes, ...] = ()  # the end of each stream that the agent reads; another object after each output
+    hides_stdout: bool = False  # whether it writes to the agent's own stdout, which the agent does not read
+    initialized: bool = False  # whether its process group is there
+    ended_at: float = 0.0  # when it was reaped, by the monotonic clock; 0 while it runs
 
     @property
     def is_running(self) -> bool:
@@ -164,21 +152,13 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStop:
-    """A planned stop of a round, as for a preemption, after which all workers of this node have ended. None: not known.
+    """A planned stop of a round, as for a preemption: all workers of this node have ended. None is for not known."""
 
-    Attributes:
-        had_s: Seconds that the workers had from the notice on.
-        took_s: Seconds from the notice until the last of them had ended.
-        step: The newest step that a worker of this node had reached.
-        checkpoint: The step of the newest checkpoint, and its age in seconds at the end.
-        snapshot_step: The step of the newest snapshot that workers keep in memory.
-    """
-
-    had_s: float
-    took_s: float
-    step: int | None = None
-    checkpoint: tuple[int | None, float] | None = None
-    snapshot_step: int | None = None
+    had_s: float  # seconds that the workers had from the notice on
+    took_s: float  # seconds from the notice until the last of them had ended
+    step: int | None = None  # the newest that a worker of this node had reached
+    checkpoint: tuple[int | None, float] | None = None  # the step of the newest, and its age in seconds at the end
+    snapshot_step: int | None = None  # of the newest snapshot that workers keep in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,26 +182,19 @@ class Signal:
 
 @dataclass
 class RunningRound:
-    """A round that is about to start workers on this node.
-
-    Attributes:
-        number: Its number.
-        run_uid: The run's own random id.
-        members: The ids of its nodes in rank order.
-        directory: Its folder on this node, for files of a monitor, too.
-        closed: Set once all workers of the round are gone, or the agent ends.
-    """
+    """A round that is about to start workers on this node."""
 
     number: int
-    run_uid: str
-    members: Sequence[str]
-    directory: Path
+    run_uid: str  # the run's own random id
+    members: Sequence[str]  # the ids of its nodes in rank order
+    directory: Path  # its folder on this node, for files of a monitor, too
     progress: ProgressTable = field(default_factory=ProgressTable, repr=False)
     post: Callable[[object], None] = field(default=lambda event: None, repr=False)
     publish: Callable[[Event], None] = field(default=lambda event: None, repr=False)
     """Publishes an event of this node."""
     look: Callable[[], Sequence[WorkerView]] = field(default=tuple, repr=False)
     closed: threading.Event = field(default_factory=threading.Event, repr=False)
+    """Set once all workers of the round are gone, or the agent ends."""
     notes: dict[str, str] = field(default_factory=dict, repr=False)
     explanations: list[str] = field(default_factory=list, repr=False)
     signals: dict[int, Signal] = field(default_factory=dict, repr=False)
