@@ -214,7 +214,7 @@ class RunSummary:
 class AgentEnd:
     """The end of an agent, with which all that plugins keep for its workers in memory is gone."""
 
-    node: str  # its name
+    node: str  # the name of this node
     publish: Callable[[Event], None] = field(repr=False)  # publishes an event of this node
     received: Callable[[], str] = field(default=str, repr=False)
     """Returns which signal that ends the agent has come, in words; '' for none."""

@@ -474,14 +474,10 @@ class MonitorCallbacks:
 
 
 class OutputReaders:
-    """The monitors' readers of the output of one round. For the agent.
-
-    Attributes:
-        every_stream, apart: Whether a monitor has asked for it (:meth:`RunningRound.read_output`).
-    """
+    """The monitors' readers of the output of one round. For the agent."""
 
     def __init__(self, publish: Callable[[Event], None] = lambda event: None) -> None:
-        self.every_stream = self.apart = False
+        self.every_stream = self.apart = False  # whether a monitor has asked for it (:meth:`RunningRound.read_output`)
         self._publish = publish
         self.shapers: list[Callable[[int, Path | None], Shape | None]] = []
         self.openers: list[OpenReader] = []
