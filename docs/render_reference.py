@@ -38,7 +38,7 @@ A run publishes events to its observers (`elastic_observe`, [plugin_hooks.md](pl
 message of each event from level INFO upwards. Made by `python docs/render_reference.py` from the code and the table in
 that script. Programs can rely on names and fields, which are stable; messages change. Fields that end with `_s` hold
 durations in seconds. Every event except those about plugins has a field `node`, the name of the publishing node.
-With `--event_log_handler=console`, the agent writes each event to stderr as a line of JSON.
+With `--event_log_handler=console`, elastic-torchrun writes each event to stderr as a line of JSON.
 [elastic-metrics](../../plugins/metrics/README.md) counts events and writes them to files.
 """
 KNOWN_FAILURES_PREFACE = """\

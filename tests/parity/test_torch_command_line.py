@@ -55,6 +55,7 @@ OF_PLUGINS = {
     "numa_binding": None,
     "duplicate_stdout_filters": (),
     "duplicate_stderr_filters": (),
+    "event_log_handler": "null",
 }
 """The flags of torchrun's that a plugin declares, and their defaults."""
 

@@ -12,7 +12,7 @@ General layout. A package imports only packages below it in this list; a test ho
 * ``hookspecs``: every hook and its contract.
 * ``gates``: a node's two gates, the state of its agent, and the agent's end, as plugins see them.
 * ``causes``: the cause of a worker's failure. ``monitors``: a round's workers, as plugins see them.
-  ``assignment``: what a worker is told of itself. ``progress_table``: the progress of workers.
+  ``progress_table``: the progress of workers.
 * ``protocol``: the decisions, as pure functions: ``leader`` for the job, ``node`` for one node.
 * ``host``: facts about this machine.
 * ``config``: the settings of a run, and every environment variable.
@@ -22,10 +22,7 @@ General layout. A package imports only packages below it in this list; a test ho
   ``digest``: digests of text, without OpenSSL. ``distributions``: what can be installed besides core.
 * ``incidents``, ``errors``, ``events``, ``progress``, ``exit_codes``: shared vocabulary. (``__main__`` is ``elastic``.)
 
-The seven stations of a failure (``docs/internals/architecture.md`` names the files): the **warden** reaps a dead
-worker, the **agent**'s event loop receives the event, the node's state machine (``protocol.node``) returns what
-follows, the **session** writes the node's row, the store wakes the leader's reader, the **leader**
-(``protocol.leader``) appends an entry, every **agent** acts on the entry. Read first ``hookspecs``, then
+``docs/internals/architecture.md`` follows a failure through these packages. Read first ``hookspecs``, then
 ``protocol.leader``, then ``agent.supervisor``.
 
 Public names are imported when they are first used: ``import elastic_core`` itself imports no other module. Plugins
@@ -72,7 +69,6 @@ PUBLIC = {
 """The modules that plugins may import, and the subject of each."""
 
 NAMES = {
-    "assignment": "Assignment",
     "config.flag": "Flag",
     "config.run": "RunConfig",
     "decision_log": "Decision",
@@ -80,7 +76,7 @@ NAMES = {
     "RendezvousRefusedError RendezvousStateError RendezvousTimeoutError StoreLostError UnhealthyNodeError UsageError",
     "gates": "AgentEnd AgentState JoinGate JoinedRun RunSummary StartGate",
     "hookspecs": "hookimpl",
-    "monitors": "LineReader RunningRound",
+    "monitors": "Assignment LineReader RunningRound",
     "rendezvous.backend": "RendezvousBackend",
     "rendezvous.options": "RendezvousOptions RendezvousParameters",
     "version": "__version__",
@@ -108,9 +104,7 @@ def names_of(package: str, names: Mapping[str, str], *, torchs: bool = False) ->
 
         if name in homes:
             return getattr(import_module(f"{__name__}.{homes[name]}"), name)
-        is_module = os.path.exists(
-            f"{sys.modules[package].__path__[0]}/{name}.py"
-        )  # looked for here before it is imported
+        is_module = os.path.exists(f"{sys.modules[package].__path__[0]}/{name}.py")  # which is about to be imported
         if is_module or not torchs:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return import_module(f"{__name__}.worker.library").added_name(package, name)

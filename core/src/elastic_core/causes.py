@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from elastic_core.incidents import IncidentKind
 
 if TYPE_CHECKING:
-    from elastic_core.assignment import Assignment
     from elastic_core.config.run import RunConfig
+    from elastic_core.monitors import Assignment
 
 MESSAGE_MAX_CHARACTERS = 500
 TEXT_MAX_CHARACTERS = 1500

@@ -22,22 +22,16 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fact that has happened in a run, with flat fields that are ready for JSON.
+    """One fact that has happened in a run, with flat fields that are ready for JSON."""
 
-    Attributes:
-        name: ``round_started``, ``worker_failed``, … in snake case; stable, for programs.
-        message: The fact in one sentence, for people.
-        fields: The particulars; durations are in seconds and named ``…_s``. ``docs/reference/events.md`` lists them.
-        level: From DEBUG to ERROR. Observers get all of them; people see DEBUG only with ``--verbose``.
-        at: When it happened, in seconds on this process's monotonic clock; observers may receive it later. The time of
-            day was ``time.time() - (time.monotonic() - event.at)``.
-    """
-
-    name: str
-    message: str
-    level: Level = Level.INFO
+    name: str  # ``round_started``, ``worker_failed``, … in snake case; stable, for programs
+    message: str  # the fact in one sentence, for people
+    level: Level = Level.INFO  # observers get all of them; people see DEBUG only with ``--verbose``
     fields: Mapping[str, Field] = field(default_factory=dict)
+    """The particulars; durations are in seconds and named ``…_s``. ``docs/reference/events.md`` lists them."""
     at: float = field(default_factory=time.monotonic, compare=False)
+    """When it happened, in seconds on this process's monotonic clock; observers may receive it later. The time of day
+    was ``time.time() - (time.monotonic() - event.at)``."""
 
 
 def least_level(text: str) -> Level | None:

@@ -52,20 +52,15 @@ class JoinCheck:
 
 @dataclass
 class JoinGate:
-    """The gate that this node passes before it joins its job (rule L17).
-
-    Attributes:
-        config: The run.
-        publish: Publishes an event of this node. Any thread may call it.
-        patience: The seconds after which the job needs this node no more; infinite where ``closed`` tells that.
-        closed: Set once no check is wanted: all have returned, or this node does not join, after a signal, ``elastic
-            drain``, a notice that its host ends, or the end of its run. A check then ends its work and returns.
-    """
+    """The gate that this node passes before it joins its job (rule L17)."""
 
     config: RunConfig
     publish: Callable[[Event], None] = field(default=lambda event: None, repr=False)
-    patience: float = math.inf
+    """Publishes an event of this node. Any thread may call it."""
+    patience: float = math.inf  # seconds after which the job needs this node no more; infinite if ``closed`` tells that
     closed: threading.Event = field(default_factory=threading.Event, repr=False)
+    """Set once no check is wanted: all have returned, or this node does not join, after a signal, ``elastic drain``, a
+    notice that its host ends, or the end of its run. A check then ends its work and returns."""
     checks: list[JoinCheck] = field(default_factory=list, repr=False)
     plugin: str = ""  # whose hook is being called
     _due: float = field(default=math.inf, repr=False)  # when the check that is called has taken too long
@@ -128,35 +123,20 @@ class JoinedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """The state of an agent, to show it. Instants are of the monotonic clock, ages in seconds.
+    """The state of an agent, to show it. Instants are of the monotonic clock, ages in seconds."""
 
-    Attributes:
-        now: When this was read.
-        node: The state from which the decisions of this node follow.
-        since: When that last changed.
-        waits_for: For which nodes the leader waits, in words; '' for none, and on other nodes.
-        nodes: What the leader knows of each node, by id; empty on other nodes.
-        contact_at: When the store last answered.
-        failing: The operations in which the store does not answer.
-        incident: The newest failure that is known here.
-        workers: The workers here of the current round, or of the last.
-        started_at: When that round started.
-        progress: The newest progress of their ranks, and its age.
-        checkpoint: The step of the last checkpoint, and its age.
-    """
-
-    now: float
-    node: NodeState
-    since: float
-    waits_for: str
-    nodes: Mapping[str, NodeView]
-    contact_at: float
-    failing: Collection[str]
-    incident: Incident | None
-    workers: Sequence[WorkerView]
-    started_at: float
-    progress: Mapping[int, tuple[Progress, float]]
-    checkpoint: tuple[int | None, float] | None
+    now: float  # when this was read
+    node: NodeState  # from which the decisions of this node follow
+    since: float  # when that last changed
+    waits_for: str  # for which nodes the leader waits, in words; '' for none, and on other nodes
+    nodes: Mapping[str, NodeView]  # what the leader knows of each node, by id; empty on other nodes
+    contact_at: float  # when the store last answered
+    failing: Collection[str]  # the operations in which the store does not answer
+    incident: Incident | None  # the newest failure that is known here
+    workers: Sequence[WorkerView]  # those here of the current round, or of the last
+    started_at: float  # when that round started
+    progress: Mapping[int, tuple[Progress, float]]  # the newest of their ranks, and its age
+    checkpoint: tuple[int | None, float] | None  # the step of the last checkpoint, and its age
 
 
 class HostEnd:
@@ -191,17 +171,11 @@ class HostEnd:
 
 @dataclass(frozen=True, slots=True)
 class StartGate:
-    """The gate before the workers of a round start on this node (rule L18).
+    """The gate before the workers of a round start on this node (rule L18)."""
 
-    Attributes:
-        round: The number of the round; a lower one before it is known.
-        run_uid: The run's own random id.
-        waited: For how many seconds the workers have waited for plugins; 0 before they are to start.
-    """
-
-    round: int
-    run_uid: str = ""
-    waited: float = 0.0
+    round: int  # its number; a lower one before it is known
+    run_uid: str = ""  # the run's own random id
+    waited: float = 0.0  # for how many seconds the workers have waited for plugins; 0 before they are to start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,21 +212,16 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class AgentEnd:
-    """The end of an agent, with which all that plugins keep for its workers in memory is gone.
+    """The end of an agent, with which all that plugins keep for its workers in memory is gone."""
 
-    Attributes:
-        node: The name of this node.
-        publish: Publishes an event of this node.
-        received: Returns which signal that ends the agent has come, in words; '' for none.
-        is_last: Returns whether no other node continues from the memory of this node; it may ask the store.
-        failed: Whether the agent has raised because of a defect.
-    """
-
-    node: str
-    publish: Callable[[Event], None] = field(repr=False)
+    node: str  # the name of this node
+    publish: Callable[[Event], None] = field(repr=False)  # publishes an event of this node
     received: Callable[[], str] = field(default=str, repr=False)
+    """Returns which signal that ends the agent has come, in words; '' for none."""
     is_last: Callable[[], bool] = field(default=lambda: True, repr=False)
-    failed: bool = False
+    """Returns whether no other node continues from the memory of this node: the job has failed, its store is lost, or
+    the last node leaves. It may ask the store."""
+    failed: bool = False  # whether the agent has raised because of a defect
 
     def run(self, work: Callable[[threading.Event], _Found], patience: float) -> tuple[_Found, str]:
         """Return the result of ``work(stop)``, which runs on another thread, and why it was told to stop: '' if not.

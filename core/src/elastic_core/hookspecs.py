@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from elastic_core.assignment import Assignment
     from elastic_core.causes import Cause, EndedWorker
     from elastic_core.config.flag import Flag
     from elastic_core.config.program import Program
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from elastic_core.events import Event
     from elastic_core.gates import AgentEnd, JoinedRun, JoinGate, RunSummary, StartGate
     from elastic_core.incidents import Explanation, History, Incident, Verdict
-    from elastic_core.monitors import RunningRound
+    from elastic_core.monitors import Assignment, RunningRound
     from elastic_core.protocol.entries import Closed
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer
@@ -241,10 +240,9 @@ def elastic_agent_ends(end: AgentEnd) -> None:
     """Release what the plugin keeps in memory for workers, and write to disk what no other node continues from.
 
     Called on the main thread, when a node that had joined and its workers have ended, and the process may go on as
-    another node; all plugins are called in turn. ``end.is_last()`` tells whether the memory of this node is the last:
-    the job has failed, its store is lost, or the last node leaves. The exit waits: write with ``end.run``, which limits
-    the time and ends at a signal, and publish the result as ``rescued`` or ``rescue_failed``. A plugin that raises is
-    reported as ``rescue_failed``, and the agent ends as it would have. ``end.failed`` tells that a defect ends it.
+    another node; all plugins are called in turn. The exit waits: write with :meth:`AgentEnd.run`, and publish the
+    result as ``rescued`` or ``rescue_failed``. A plugin that raises is reported as ``rescue_failed``, and the agent
+    ends as it would have.
     """
 
 
@@ -365,10 +363,9 @@ def elastic_configure(config: RunConfig) -> bool | None:
 def elastic_round_starts(round: RunningRound) -> None:
     """Watch the workers of a round, which are about to start on this node.
 
-    ``round`` shows what they print, how far they come and whether they live. A monitor may fail a rank with it, explain
-    a failure, and write notes into this node's row. Called on every node and for every round, on the agent's loop, just
-    before the workers start: register callbacks, and return at once. Start a thread for work that blocks; end it when
-    ``round.closed`` is set. A plugin that raises is reported, and the round starts without it.
+    Called on every node and for every round, on the agent's loop, just before the workers start: register callbacks of
+    :class:`RunningRound`, and return at once. Start a thread for work that blocks; end it when ``round.closed`` is set.
+    A plugin that raises is reported, and the round starts without it.
     """
 
 
@@ -377,12 +374,9 @@ def elastic_round_starts(round: RunningRound) -> None:
 
 @hookspec
 def elastic_before_join(gate: JoinGate) -> None:
-    """Add checks to the gate that this node passes before it joins its job (rule L17).
+    """Add checks to the gate that this node passes before it joins its job (rule L17), by :meth:`JoinGate.add`.
 
-    ``gate.add(check)``: the node joins once ``check`` has returned. A check keeps this host out by raising
-    ``UnhealthyNodeError``, and lets it wait by taking its time in ``gate.wait``. Checks run before each join, also over
-    a rendezvous handler of others, and never in a node that is in a round.
-
+    Checks run before each join, also over a rendezvous handler of others, and never in a node that is in a round.
     Called on the main thread, for each node that the agent becomes: add the checks, and return at once. Plugins are
     called in the order of their registration.
     """

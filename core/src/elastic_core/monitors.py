@@ -25,6 +25,7 @@ from elastic_core.errors import in_one_line
 from elastic_core.events import Event, Level
 from elastic_core.progress import Checkpoint, Progress
 from elastic_core.progress_table import ProgressTable
+from elastic_core.protocol.entries import Place
 from elastic_core.protocol.node_events import Asked
 from elastic_core.protocol.questions import decode
 from elastic_core.questions import ANSWER_MAX_BYTES, VALUE_MAX_BYTES, check_name, encode
@@ -106,31 +107,42 @@ class Shape:
         return b""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One worker's place in one round, from which its environment is made: a local rank of a node with ``place``."""
+
+    run_id: str
+    run_uid: str
+    round: int
+    restart_count: int
+    max_restarts: int | None
+    role: str
+    place: Place
+    local_rank: int
+    master_addr: str
+    master_port: int
+    error_file: str  # where torch's ``@record`` writes the exception as JSON; read when the worker fails
+    use_agent_store: bool = False  # whether a store listens at the master's address, so that rank 0 opens none
+
+    @property
+    def rank(self) -> int:
+        """Its rank among all workers of the round."""
+        return self.place.first_rank + self.local_rank
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker, as it was when :attr:`RunningRound.workers` was read.
+    """One worker, as it was when :attr:`RunningRound.workers` was read."""
 
-    Attributes:
-        rank: Its rank in the job.
-        local_rank: Its rank on this node.
-        pid: Its process; None until that has started.
-        exit_code: As of :class:`subprocess.Popen`; None while it runs.
-        is_over: Whether its program has ended, although its interpreter may still run.
-        tails: The end of each of its streams that the agent reads; another object after each output.
-        hides_stdout: Whether it writes to the agent's own stdout, which the agent does not read.
-        initialized: Whether its process group is there.
-        ended_at: When it was reaped, by the monotonic clock; 0 while it runs.
-    """
-
-    rank: int
-    local_rank: int
-    pid: int | None
-    exit_code: int | None
-    is_over: bool
-    tails: tuple[bytes, ...] = ()
-    hides_stdout: bool = False
-    initialized: bool = False
-    ended_at: float = 0.0
+    rank: int  # in the job
+    local_rank: int  # on this node
+    pid: int | None  # of its process; None until that has started
+    exit_code: int | None  # as of :class:`subprocess.Popen`; None while it runs
+    is_over: bool  # whether its program has ended, although its interpreter may still run
+    tails: tuple[bytes, ...] = ()  # the end of each stream that the agent reads; another object after each output
+    hides_stdout: bool = False  # whether it writes to the agent's own stdout, which the agent does not read
+    initialized: bool = False  # whether its process group is there
+    ended_at: float = 0.0  # when it was reaped, by the monotonic clock; 0 while it runs
 
     @property
     def is_running(self) -> bool:
@@ -140,21 +152,13 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStop:
-    """A planned stop of a round, as for a preemption, after which all workers of this node have ended. None: not known.
+    """A planned stop of a round, as for a preemption: all workers of this node have ended. None is for not known."""
 
-    Attributes:
-        had_s: Seconds that the workers had from the notice on.
-        took_s: Seconds from the notice until the last of them had ended.
-        step: The newest step that a worker of this node had reached.
-        checkpoint: The step of the newest checkpoint, and its age in seconds at the end.
-        snapshot_step: The step of the newest snapshot that workers keep in memory.
-    """
-
-    had_s: float
-    took_s: float
-    step: int | None = None
-    checkpoint: tuple[int | None, float] | None = None
-    snapshot_step: int | None = None
+    had_s: float  # seconds that the workers had from the notice on
+    took_s: float  # seconds from the notice until the last of them had ended
+    step: int | None = None  # the newest that a worker of this node had reached
+    checkpoint: tuple[int | None, float] | None = None  # the step of the newest, and its age in seconds at the end
+    snapshot_step: int | None = None  # of the newest snapshot that workers keep in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,26 +182,19 @@ class Signal:
 
 @dataclass
 class RunningRound:
-    """A round that is about to start workers on this node.
-
-    Attributes:
-        number: Its number.
-        run_uid: The run's own random id.
-        members: The ids of its nodes in rank order.
-        directory: Its folder on this node, for files of a monitor, too.
-        closed: Set once all workers of the round are gone, or the agent ends.
-    """
+    """A round that is about to start workers on this node."""
 
     number: int
-    run_uid: str
-    members: Sequence[str]
-    directory: Path
+    run_uid: str  # the run's own random id
+    members: Sequence[str]  # the ids of its nodes in rank order
+    directory: Path  # its folder on this node, for files of a monitor, too
     progress: ProgressTable = field(default_factory=ProgressTable, repr=False)
     post: Callable[[object], None] = field(default=lambda event: None, repr=False)
     publish: Callable[[Event], None] = field(default=lambda event: None, repr=False)
     """Publishes an event of this node."""
     look: Callable[[], Sequence[WorkerView]] = field(default=tuple, repr=False)
     closed: threading.Event = field(default_factory=threading.Event, repr=False)
+    """Set once all workers of the round are gone, or the agent ends."""
     notes: dict[str, str] = field(default_factory=dict, repr=False)
     explanations: list[str] = field(default_factory=list, repr=False)
     signals: dict[int, Signal] = field(default_factory=dict, repr=False)
@@ -477,23 +474,19 @@ class MonitorCallbacks:
 
 
 class OutputReaders:
-    """The monitors' readers of the output of one round. For the agent.
-
-    Attributes:
-        every_stream, apart: Whether a monitor has asked for it (:meth:`RunningRound.read_output`).
-    """
+    """The monitors' readers of the output of one round. For the agent."""
 
     def __init__(self, publish: Callable[[Event], None] = lambda event: None) -> None:
-        self.every_stream = self.apart = False
+        self.every_stream = self.apart = False  # whether a monitor has asked for it (:meth:`RunningRound.read_output`)
         self._publish = publish
         self.shapers: list[Callable[[int, Path | None], Shape | None]] = []
         self.openers: list[OpenReader] = []
-        self._opened: list[GuardedReader] = []
+        self._opened: list[_GuardedReader] = []
 
     def open(self, rank: int, stream: Stream = Stream.ALL, prefix: str = "") -> list[OutputReader]:
         """Return the readers of one stream of a worker."""
         opened = (open(rank, stream, prefix) for open in self.openers)
-        made = [GuardedReader(reader, self._publish) for reader in opened if reader is not None]
+        made = [_GuardedReader(reader, self._publish) for reader in opened if reader is not None]
         self._opened += made
         return [*made]
 
@@ -501,7 +494,7 @@ class OutputReaders:
         """Return ``shape`` with those of the monitors around it, for a worker's stderr, which a file may keep."""
         for open in self.shapers:
             if (outer := open(rank, path)) is not None:
-                shape = GuardedShape(shape, outer, self._publish)
+                shape = _GuardedShape(shape, outer, self._publish)
         return shape
 
     def catch_up(self) -> None:
@@ -510,26 +503,23 @@ class OutputReaders:
             reader.catch_up()
 
 
-class GuardedReader(OutputReader):
+class _GuardedReader(OutputReader):
     """Passes output on to a reader, until that raises: the error is published, and output goes on."""
 
     def __init__(self, reader: OutputReader, publish: Callable[[Event], None]) -> None:
         self._call = Guarded(lambda method, *data: getattr(reader, method)(*data), publish, partial(_unread, reader))
 
     def feed(self, data: bytes) -> None:
-        """Pass on bytes."""
         self._call("feed", data)
 
     def catch_up(self) -> None:
-        """Have the reader catch up."""
         self._call("catch_up")
 
     def finish(self) -> None:
-        """Pass on the end."""
         self._call("finish")
 
 
-class GuardedShape(Shape):
+class _GuardedShape(Shape):
     """A shape inside a monitor's. If the monitor's raises, the error is published, and its held text is shown."""
 
     def __init__(self, inner: Shape, outer: Shape, publish: Callable[[Event], None]) -> None:
@@ -537,17 +527,14 @@ class GuardedShape(Shape):
         self._held, self._held_until = b"", math.inf  # of the outer one
 
     def feed(self, data: bytes) -> bytes:
-        """Return all that can be shown once ``data`` has come."""
         return self._shown("feed", self._inner.feed(data))
 
     def overdue(self) -> bytes:
-        """Return the text that has waited for too long in either shape."""
         now = time.monotonic()
         shown = self._shown("feed", self._inner.overdue()) if self._inner.due <= now else b""
         return shown + (self._shown("overdue") if self._held_until <= now else b"")
 
     def finish(self) -> bytes:
-        """Return what waits in both shapes."""
         return self._shown("feed", self._inner.finish()) + self._shown("finish")
 
     def _shown(self, method: str, *data: bytes) -> bytes:

@@ -32,28 +32,21 @@ class Starter:
     It begins with the workers' own command. Just before its interpreter turns to the program, ``entry`` is called with
     the descriptor of a socket to the warden, and the names of the modules that a fresh interpreter has. The call
     returns in forked workers only, whose interpreters then run the program as fresh ones would.
-
-    Attributes:
-        entry: ``module:function``.
-        python: The workers' interpreter with its flags: ``("/usr/bin/python3", "-u")``.
-        program: The rest of a worker's command: ``("train.py", "--lr", "1")``. Workers may differ in the arguments.
-        env: The environment that all workers share.
-        imports: The modules that it imports before it forks workers, for people.
-        order: Its first message, JSON.
-        growth: The requests, JSON, to fork a process that imports more and replaces it; each after so many seconds
-            without a new worker. After new workers, they begin again with the second.
-        store: ``module:function`` of a service that serves the workers' store; ``""`` if the worker of rank 0 is to
-            serve it. It is called with ``host``, ``port``, and ``socket``, a descriptor that is bound to that port.
     """
 
-    entry: str
-    python: tuple[str, ...]
+    entry: str  # ``module:function``
+    python: tuple[str, ...]  # the workers' interpreter with its flags: ``("/usr/bin/python3", "-u")``
     program: tuple[str, ...]
-    env: Mapping[str, str]
-    imports: tuple[str, ...]
-    order: Mapping[str, Any] = field(default_factory=dict)
+    """The rest of a worker's command: ``("train.py", "--lr", "1")``. Workers may differ in the arguments."""
+    env: Mapping[str, str]  # the environment that all workers share
+    imports: tuple[str, ...]  # the modules that it imports before it forks workers, for people
+    order: Mapping[str, Any] = field(default_factory=dict)  # its first message, JSON
     growth: tuple[tuple[float, Mapping[str, Any]], ...] = ()
+    """The requests, JSON, to fork a process that imports more and replaces it; each after so many seconds without a new
+    worker. After new workers, they begin again with the second."""
     store: str = ""
+    """``module:function`` of a service that serves the workers' store; ``""`` if the worker of rank 0 is to serve it.
+    It is called with ``host``, ``port``, and ``socket``, a descriptor that is bound to that port."""
 
     def request(self) -> dict[str, Any]:
         """Return what the warden is told of it: JSON, with the directories in which its process finds its modules."""

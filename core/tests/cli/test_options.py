@@ -59,7 +59,6 @@ def test_both_spellings_and_both_forms_work(spelling: str, form: str) -> None:
 WORDS = {
     "on_node_loss": "fail",
     "signals_to_handle": "SIGUSR1",
-    "event_log_handler": "console",
     "start_method": "fork",
 }
 """Values of the flags that do not take ``2``."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import click
 import pytest
 
 import elastic_core.agent
@@ -100,7 +101,6 @@ FLAGS_GIVEN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "redirects": ("", "--redirects=3", {"redirects": StreamMap(default=Stream.ALL)}),
     "tee": ("", "--tee=0:1", {"tee": StreamMap(by_rank={0: Stream.OUT})}),
     "local_ranks_filter": ("", "--local_ranks_filter=0", {"local_ranks_filter": frozenset({0})}),
-    "event_log_handler": ("", "--event_log_handler=console", {"event_log_handler": "console"}),
     "verbose": ("", "--verbose", {"verbose": True, "least_level": Level.DEBUG}),
     "checkpoint_path": ("", "--checkpoint_path=saved", {"checkpoint_path": "saved"}),
     "plugin": ("", "--plugin=mine --plugin=ours", {"plugins": ("mine", "ours")}),
@@ -390,7 +390,8 @@ def test_the_agent_gets_config_and_plugins_and_its_code_is_the_runs(
         return Ending(75, "too few")
 
     supervise(job)
-    assert run.run(WARDEN, script="train.py", log_dir=Path("logs")) == 75
+    with click.Context(run.command):
+        assert run.run(WARDEN, script="train.py", log_dir=Path("logs")) == 75
     assert capsys.readouterr().err.endswith("running train.py\n"), "what was published is told before the run ends"
 
 
@@ -402,13 +403,13 @@ def test_events_are_observed_even_if_the_run_fails(
         raise RendezvousConnectionError("Nobody listens.")
 
     supervise(job)
-    with pytest.raises(RendezvousConnectionError):
+    with pytest.raises(RendezvousConnectionError), click.Context(run.command):
         run.run(WARDEN, script="train.py")
     assert capsys.readouterr().err.endswith("the last words\n")
 
 
 def test_nothing_is_made_when_something_is_wrong(tmp_path: Path, supervise: Callable[[Supervise], None]) -> None:
     supervise(lambda config, plugins: pytest.fail("started"))
-    with pytest.raises(PluginError):
+    with pytest.raises(PluginError), click.Context(run.command):
         run.run(WARDEN, script="train.py", log_dir=Path("logs"), plugin=("nosuch",))
     assert not (tmp_path / "logs").exists()

@@ -71,7 +71,6 @@ def test_a_value_is_read(parse: Callable[[str], object], text: str, value: objec
         (values.port, "65536", "is greater than 65535, the last port", ""),
         (values.start_method, "spwan", "is none of spawn, fork, forkserver", " Did you mean 'spawn'?"),
         (values.start_method, "thread", "is none of spawn, fork, forkserver", ""),
-        (values.event_log_handler, "x", "is neither null nor console", ""),
         (values.signals, "SIGTEMR", "has 'SIGTEMR', which is no signal", " Did you mean 'SIGTERM'?"),
         (values.signals, "SIGKILL", "has SIGKILL, which cannot be handled", ""),
         (values.signals, ",", "names no signal", " Did you mean 'SIGTERM,SIGINT'?"),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import json
 import subprocess
 import sys
 import time
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.events import Event, Level, least_level
 from elastic_core.incidents import (
@@ -23,7 +21,8 @@ from elastic_core.incidents import (
     IncidentKind,
     Verdict,
 )
-from elastic_core.plugins.builtin import EventLog, LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
+from elastic_core.monitors import Assignment
+from elastic_core.plugins.builtin import LogLineMetrics, MaxRestartsPolicy, PlainWorkerStart
 from elastic_core.protocol.counters import as_record
 from elastic_core.protocol.entries import Place
 
@@ -218,20 +217,6 @@ def test_a_program_run_by_path_sees_itself_as_the_main_program(tmp_path: Path) -
     )
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said == f"__main__ {script} {[str(script), '--lr', '1']}\n"
-
-
-def test_an_event_log_is_json_lines() -> None:
-    stream = io.StringIO()
-    log = EventLog(stream=stream, clock=lambda: 12.5)
-    log.elastic_observe(Event("round_started", "round 1:\n4 workers", fields={"round": 1}))
-    [line] = stream.getvalue().splitlines()
-    assert json.loads(line) == {
-        "time": 12.5,
-        "name": "round_started",
-        "level": "INFO",
-        "message": "round 1:\n4 workers",
-        "fields": {"round": 1},
-    }
 
 
 def test_the_environment_is_the_contract_with_training_scripts() -> None:

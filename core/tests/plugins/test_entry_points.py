@@ -73,7 +73,8 @@ def test_a_name_is_looked_for_in_the_groups_in_order() -> None:
             [Group.PLUGINS, Group.AUTOLOAD],
             "There is no plugin 'prom'.",
             "Installed: both, watcher. "
-            "Not installed: causes (elastic-causes), devices (elastic-devices), events (elastic-metrics), "
+            "Not installed: causes (elastic-causes), devices (elastic-devices), event-log (elastic-torchrun), "
+            "events (elastic-metrics), "
             "flight-recorder (elastic-torch), hangs (elastic-hangs), health (elastic-health), "
             "host-jobs (elastic-operate), notices (elastic-notices), policies (elastic-policies), "
             "progress (elastic-progress), prometheus (elastic-metrics), snapshots (elastic-torch), "

@@ -26,7 +26,6 @@ def test_everybody_hears_what_it_implements_in_order_with_the_arguments_it_takes
             Implementation("two", "elastic_run_ends", lambda: None, ()),
         ]
     )
-    observers.start()
     observers.tell("elastic_observe", event=Event("first", ""))
     observers.tell("elastic_round_starts", round=1, run_uid="u", members=["a", "b"])
     observers.tell("elastic_run_ends")
@@ -50,7 +49,6 @@ def test_one_that_raises_is_switched_off_and_the_others_are_told() -> None:
             both_told.set()
 
     observers = Observers([observer("broken", broken), observer("healthy", healthy)])
-    observers.start()
     observers.tell("elastic_observe", event=Event("first", ""))
     assert both_told.wait(PATIENCE)
     observers.tell("elastic_observe", event=Event("second", ""))
@@ -83,7 +81,6 @@ def test_one_that_stalls_loses_its_own_oldest_notices_and_nobody_elses() -> None
         arrived.release()
 
     observers = Observers([observer("slow", stalling), observer("quick", quickly)], limit=3)
-    observers.start()
     first, *rest = numbered(6)
     observers.tell("elastic_observe", event=first)
     assert stalled.wait(PATIENCE)
@@ -101,7 +98,6 @@ def test_one_that_stalls_loses_its_own_oldest_notices_and_nobody_elses() -> None
 def test_closing_names_those_that_do_not_end() -> None:
     release = threading.Event()
     observers = Observers([observer("stuck", lambda _: release.wait(PATIENCE)), observer("fine", lambda _: None)])
-    observers.start()
     observers.tell("elastic_observe", event=Event("e", ""))
     left = observers.close(0.05)
     while "fine" in left:  # its thread may not have come to its end yet

@@ -10,11 +10,11 @@ import pytest
 
 from elastic_causes.evidence import wrong_address
 from elastic_causes.plugin import CauseFinder
-from elastic_core.assignment import Assignment
 from elastic_core.causes import EndedWorker
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.incidents import IncidentKind
+from elastic_core.monitors import Assignment
 from elastic_core.protocol.entries import Place
 
 STORE = """\

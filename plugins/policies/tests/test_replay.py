@@ -14,7 +14,6 @@ from failures import history, incident, killed
 from elastic_core.errors import UsageError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, Incident, Verdict
-from elastic_core.plugins.builtin import EventLog
 from elastic_core.session.leader_driver import verdict_event
 from elastic_policies.command import command, read_events, replay
 from elastic_policies.composition import parse_policies
@@ -23,14 +22,18 @@ from elastic_policies.composition import parse_policies
 def log(*judged: tuple[float, Incident], max_restarts: int = 9, new_checkpoint: bool = False) -> str:
     """The log of a run in which all failures were restarted at once."""
     stream, now = io.StringIO(), 0.0
-    writer = EventLog(stream=stream, clock=lambda: now)
-    writer.elastic_observe(Event("joining", "x"))
+
+    def write(event: Event) -> None:
+        line = {"time": now, "name": event.name, "message": event.message, "fields": event.fields}
+        stream.write(json.dumps(line) + "\n")
+
+    write(Event("joining", "x"))
     stream.write("Traceback (most recent call last):\n")
     for restarts, (at, one) in enumerate(judged):
         now = at
         known = history(restarts=restarts, max_restarts=max_restarts, new_checkpoint=new_checkpoint)
         verdict = Verdict(Action.RESTART, f"restart {restarts + 1}", policy="max-restarts")
-        writer.elastic_observe(verdict_event(one, known, verdict))
+        write(verdict_event(one, known, verdict))
     return stream.getvalue()
 
 

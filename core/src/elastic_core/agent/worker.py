@@ -12,7 +12,6 @@ from typing import Any
 from elastic_core.agent.output import WorkerStreams
 from elastic_core.agent.stream_pump import REMEMBERED
 from elastic_core.agent.worker_channels import LINGERING, Reported
-from elastic_core.assignment import Assignment
 from elastic_core.causes import (
     DETAIL_MAX_CHARACTERS,
     MESSAGE_MAX_CHARACTERS,
@@ -30,7 +29,7 @@ from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
 from elastic_core.host.addresses import collective_interfaces
 from elastic_core.incidents import Incident, IncidentKind, has_wrong_arguments
-from elastic_core.monitors import Signal, WorkerView
+from elastic_core.monitors import Assignment, Signal, WorkerView
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Round, place
 from elastic_core.protocol.roster import NodeInfo

@@ -20,13 +20,12 @@ from elastic_core.agent.output import Output
 from elastic_core.agent.report import Interruptions, Recovery, initialized, restarted
 from elastic_core.agent.worker import Node, Worker, ignored_signals, killed_by, worker_failed, worker_lingers
 from elastic_core.agent.worker_channels import Reports
-from elastic_core.assignment import Assignment
 from elastic_core.causes import EXCEPTION_EXIT_CODE, Cause
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import describe_exit, signal_name
 from elastic_core.incidents import Incident, IncidentKind, describe_early_exit, distance_to_cause
-from elastic_core.monitors import PlannedStop, RankFailed, RunningRound, WorkerView
+from elastic_core.monitors import Assignment, PlannedStop, RankFailed, RunningRound, WorkerView
 from elastic_core.plugins.manager import worker_cpus
 from elastic_core.progress import Progress
 from elastic_core.progress_table import ProgressEvent, ProgressTable, StepSeen

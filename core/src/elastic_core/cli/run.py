@@ -69,7 +69,7 @@ class RunCommand(FlagCommand):
             params=[
                 *map(FlagOption, FLAGS),
                 click.Option(["-h"], is_flag=True, is_eager=True, expose_value=False, callback=self._short_help),
-                click.Argument(["script"], required=False, type=click.Path()),
+                click.Argument(["script"], required=False, type=click.Path(), metavar="PROGRAM"),
                 click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
             ],
             help="Start PROGRAM on this node as part of a job, and keep the job alive.\n\n"
@@ -128,10 +128,6 @@ class RunCommand(FlagCommand):
         """Return the options of core's flags and, where they have been read, of plugins' flags."""
         return [*ctx.meta.get(_OPTIONS, ()), *super().get_params(ctx)]
 
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return the words after the command's name in the usage line."""
-        return ["[OPTIONS]", "PROGRAM", "[ARGUMENTS]..."]
-
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what the command does, and three examples."""
         super().format_help_text(ctx, formatter)
@@ -182,12 +178,10 @@ def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str]
         UsageError: The plugin refuses the command.
         PluginError: The plugin fails.
     """
-    context = click.get_current_context(silent=True)
-    if context is None:
-        return flags
     from elastic_core.plugins import manager
     from elastic_core.plugins.entry_points import Group, import_plugin
 
+    context = click.get_current_context()
     offers = catalogue.offers(Group.SCHEDULERS)
     offer = next((each for each in offers if any(environ.get(name) for name in each.entry_point.extras)), None)
     if offer is None and not may_bring(environ):
@@ -240,8 +234,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
         with start.begun() as warden:
             return run(warden, **flags)
     given = Flags(**flags)
-    context = click.get_current_context(silent=True)
-    read = None if context is None else context.meta.get(CATALOGUE)
+    read = click.get_current_context().meta.get(CATALOGUE)
     installed = functools.cache(lambda: read or Catalogue.read())  # once: it takes 11 ms, in which the starter begins
     early = None
     with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below

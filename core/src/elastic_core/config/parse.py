@@ -114,7 +114,6 @@ def node_sizes(numbers: Iterable[int]) -> NodeRange:
 
 MOST_WORKERS = 4096
 START_METHODS = ("spawn", "fork", "forkserver")
-EVENT_LOGS = ("null", "console")
 NOT_TO_HANDLE = {"SIGKILL": "cannot be handled", "SIGSTOP": "cannot be handled", "SIGCHLD": "comes with every worker"}
 
 
@@ -258,7 +257,6 @@ def one_of(known: Sequence[str], text: str) -> str:
 
 
 start_method = partial(one_of, START_METHODS)
-event_log_handler = partial(one_of, EVENT_LOGS)
 
 
 def stream_map(text: str) -> StreamMap:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,13 +39,6 @@ class Program:
     directory: str = ""  # a private directory of the program, which is removed if the agent is killed
 
 
-_BEFORE_TARGET: Mapping[ProgramKind, Sequence[str]] = {
-    ProgramKind.SCRIPT: (),
-    ProgramKind.MODULE: ("-m",),
-    ProgramKind.RUN_PATH: ("-c", RUN_PATH),
-}  # the interpreter's arguments before the target
-
-
 def interpreter(environ: Mapping[str, str]) -> list[str]:
     """Return the command of the interpreter for workers: this one, or ``PYTHON_EXEC``, unbuffered."""
     return [environ.get("PYTHON_EXEC") or sys.executable, "-u"]
@@ -53,8 +46,8 @@ def interpreter(environ: Mapping[str, str]) -> list[str]:
 
 def python_program(program: Program) -> list[str]:
     """Return the interpreter's arguments that are the same for all workers; [] for an executable."""
-    before = _BEFORE_TARGET.get(program.kind)
-    return [] if before is None else [*before, program.target]
+    before = {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["-m"], ProgramKind.RUN_PATH: ["-c", RUN_PATH]}
+    return [*before[program.kind], program.target] if program.kind in before else []
 
 
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k)?sh")  # they run a file of their arguments

@@ -137,9 +137,6 @@ class PlainSettings:
     local_ranks_filter: frozenset[int] | None = OUTPUT.flag(
         "Show only these local ranks on the console, as 0,2; the others' output goes to files.", ("RANKS", parse.ranks)
     )
-    event_log_handler: str = OUTPUT.flag(
-        "Write each event as a JSON line to stderr, or do not.", ("null|console", parse.event_log_handler, "null")
-    )
     verbose: bool = OUTPUT.switch("Print what the agent does in detail.", short="-v")
     checkpoint_path: str | None = PROGRESS.flag(
         "A directory, or a glob, in which the script saves checkpoints. The newest file that no longer changes is "
@@ -203,10 +200,6 @@ class RunConfig(PlainSettings):
         if self.min_nodes > self.max_nodes:
             raise UsageError(f"The minimum of {self.min_nodes} nodes is greater than the maximum, {self.max_nodes}.")
         check_node_limit(self.max_nodes + self.spares)
-        if self.sizes and [*self.sizes] != sorted({self.min_nodes, *self.sizes, self.max_nodes}):
-            raise UsageError(
-                f"The sizes {self.sizes} are not in order from {self.min_nodes} to {self.max_nodes} nodes, each once."
-            )
         if self.master_port is not None and (type(self.master_port) is not int or not 0 <= self.master_port <= 65535):
             raise UsageError(f"master_port {self.master_port!r} is not a port, a whole number up to 65535.")
         for name in ("rdzv_id", "rdzv_backend"):

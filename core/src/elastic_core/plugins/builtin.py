@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from elastic_core.assignment import Assignment
 from elastic_core.config.environment import threads
 from elastic_core.config.program import Program, ProgramKind, interpreter, python_program
 from elastic_core.events import Event, Level
@@ -27,6 +25,9 @@ from elastic_core.incidents import (
     is_same_step,
     repeats_after_restart,
 )
+
+if TYPE_CHECKING:
+    from elastic_core.monitors import Assignment
 
 NO_LIMIT = 2**31 - 1  # for scripts, which read TORCHELASTIC_MAX_RESTARTS as a number
 
@@ -109,26 +110,6 @@ def _colour(event: Event) -> int | None:
     if event.level >= Level.WARNING:
         return RED if event.level >= Level.ERROR else YELLOW
     return CYAN if event.name == "round_started" and event.fields.get("cause") else None
-
-
-class EventLog:
-    """Writes each event as a JSON line to stderr (``--event_log_handler=console``)."""
-
-    def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._stream, self._clock = sys.stderr if stream is None else stream, clock
-
-    @hookimpl
-    def elastic_observe(self, event: Event) -> None:
-        """Write the event by one call, so that lines of several threads do not mix."""
-        facts = {
-            "time": round(self._clock(), 6),
-            "name": event.name,
-            "level": event.level.name,
-            "message": event.message,
-            "fields": dict(event.fields),
-        }
-        self._stream.write(json.dumps(facts) + "\n")
-        self._stream.flush()
 
 
 class PlainWorkerStart:

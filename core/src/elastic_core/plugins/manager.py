@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from elastic_core import hookspecs
-from elastic_core.assignment import Assignment
 from elastic_core.config.program import Program
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import ElasticError, PluginError, did_you_mean
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from elastic_core.causes import Cause, EndedWorker
-    from elastic_core.monitors import RunningRound
+    from elastic_core.monitors import Assignment, RunningRound
     from elastic_core.protocol.roster import NodeInfo
     from elastic_core.questions import AskedQuestion, NodeAnswer
 
@@ -247,7 +246,6 @@ class Plugins:
     @functools.cached_property
     def _observers(self) -> Observers:
         observers = Observers(self.implementations(*OBSERVING))
-        observers.start()
         for problem in self.problems.values():
             message = f"{problem.message} It is left off; the job goes on."
             observers.tell("elastic_observe", event=Event("plugin_left_off", message, Level.WARNING))
@@ -256,11 +254,8 @@ class Plugins:
     # Worker start ----------------------------------------------------------------------------------------------------
 
     def worker_command(self, program: Program, assignment: Assignment) -> list[str]:
-        """Return the argument vector of one worker."""
-        command = self.first_answer("elastic_worker_command", program=program, assignment=assignment)
-        if command is None:
-            raise PluginError("No plugin says how to start a worker.")
-        return list(command)
+        """Return the argument vector of one worker; core's own plugin has an answer for all of them."""
+        return list(self.first_answer("elastic_worker_command", program=program, assignment=assignment))
 
     def worker_environment(self, program: Program, assignment: Assignment) -> dict[str, str]:
         """Return the variables to add to one worker's environment; the last registered plugin's value of each wins."""
@@ -304,7 +299,7 @@ def load(config: RunConfig, catalogue: Catalogue | None = None) -> Plugins:
     plugins = Plugins()
     named = [name for name in dict.fromkeys(config.plugins) if name not in config.no_plugin]
     plugins.in_workers = tuple(name for name in named if name in catalogue.names(Group.WORKER))
-    for name, plugin in core_plugins(config).items():
+    for name, plugin in core_plugins(config.least_level, named).items():
         plugins.register(name, plugin)
     for name in catalogue.names(Group.AUTOLOAD):
         if name not in (*config.plugins, *config.no_plugin):
@@ -337,8 +332,7 @@ def call_all(plugins: Plugins, hook: str, consequence: str, **facts: object) -> 
         try:
             impl(**facts)
         except Exception as exc:
-            for event in failure_events("plugin_failed", impl, exc, consequence):
-                plugins.publish(event)
+            plugins._report(impl, exc, consequence)
 
 
 def worker_cpus(plugins: Plugins, program: Program, assignment: Assignment) -> list[int] | None:
@@ -379,18 +373,13 @@ def load_backend(backend: str, catalogue: Catalogue | None = None, named: Sequen
     return plugins
 
 
-def core_plugins(config: RunConfig | None = None) -> dict[str, object]:
-    """Return core's own plugins for a run, by name; without a run, those that every run has."""
-    plugins: dict[str, object] = {
+def core_plugins(least: Level = Level.INFO, named: Sequence[str] = ()) -> dict[str, object]:
+    """Return core's own plugins, by name: they print events from ``least`` on, and tell workers the named plugins."""
+    return {
         "max-restarts": builtin.MaxRestartsPolicy(),
-        "log-lines": builtin.LogLineMetrics(least=Level.INFO if config is None else config.least_level),
-        "plain-start": builtin.PlainWorkerStart(
-            plugins=() if config is None else [name for name in config.plugins if name not in config.no_plugin],
-        ),
+        "log-lines": builtin.LogLineMetrics(least=least),
+        "plain-start": builtin.PlainWorkerStart(plugins=named),
     }
-    if config is not None and config.event_log_handler == "console":
-        plugins["event-log"] = builtin.EventLog()
-    return plugins
 
 
 def hooks_of(plugin: object, described: str) -> list[str]:

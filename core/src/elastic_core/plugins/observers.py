@@ -42,9 +42,6 @@ class Observers:
         for implementation in implementations:
             by_plugin.setdefault(implementation.plugin, []).append(implementation)
         self._lanes = [_Lane(name, hooks, self._publish, limit) for name, hooks in by_plugin.items()]
-
-    def start(self) -> None:
-        """Start to deliver: one daemon thread per observer."""
         for lane in self._lanes:
             lane.thread.start()
 

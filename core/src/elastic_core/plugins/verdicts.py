@@ -10,21 +10,13 @@ import reprlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from elastic_core.causes import MESSAGE_MAX_CHARACTERS, TEXT_MAX_CHARACTERS, Cause
 from elastic_core.events import Event, Field, Level
-from elastic_core.incidents import (
-    MAX_DELAY_SECONDS,
-    MAX_EXCLUSION_SECONDS,
-    Action,
-    Explanation,
-    FailureClass,
-    IncidentKind,
-    Verdict,
-)
+from elastic_core.incidents import MAX_DELAY_SECONDS, MAX_EXCLUSION_SECONDS, Action, Explanation, IncidentKind, Verdict
 from elastic_core.plugins.observers import Implementation, failure_events
 from elastic_core.questions import REPORT_MAX_BYTES, encode
 from elastic_core.threads import asked
@@ -35,24 +27,18 @@ LONGEST_REASON = 500  # characters of a verdict's reason, which is written to th
 LONGEST_POLICY, LONGEST_NAME, LONGEST_ADVICE = 40, 100, 250  # characters of a policy's name, and of an explanation
 LONGEST_PLACE = 1024  # characters of a path, and of a line of a program
 CAUSES = (IncidentKind.WORKER_FAILED, IncidentKind.PORT_TAKEN)  # kinds that a plugin may find
-FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
-    Cause: (
-        *((name, str) for name in ("message", "exception", "text", "detail", "where", "checkpoint")),
-        ("follows_peer", bool),
-        ("kind", IncidentKind),
-    ),
-    Explanation: (("failure_class", FailureClass), ("name", str), ("advice", str), ("hosts_fault", bool)),
-    Verdict: (("action", int), ("reason", str), ("requeue", bool), ("policy", str)),
-}  # the types of their fields
 
 
 def _checked(said: object, kind: type[T], wanted: str) -> T:
     """Return an answer; raise TypeError if it, or a field of it, is of another type: dataclasses take any."""
     if not isinstance(said, kind):
         raise TypeError(f"{reprlib.repr(said)} is neither {wanted} nor None")
-    for name, of in FIELDS.get(kind, ()):
-        if not isinstance(value := getattr(said, name), of) or (of is int and isinstance(value, bool)):
-            is_not = "an Action" if of is int else f"a {of.__name__}"
+    for name, of in get_type_hints(kind).items() if is_dataclass(kind) else ():
+        if not isinstance(of, type) or of is float:
+            continue  # of seconds, which _checked_seconds looks at
+        value, fits = getattr(said, name), int if of is Action else of
+        if not isinstance(value, fits) or (fits is int and isinstance(value, bool)):
+            is_not = "an Action" if fits is int else f"a {of.__name__}"
             raise TypeError(f"the {kind.__name__.lower()}'s {name} is {reprlib.repr(value)}, which is not {is_not}")
     return said
 

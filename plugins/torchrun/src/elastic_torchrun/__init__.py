@@ -18,7 +18,7 @@ General layout:
 * ``rendezvous_api``: torch's interface of a rendezvous handler. ``errors``: torch's errors and ours, each in the
   other's place.
 * ``timers``: the two limits of torch's agent for a hung worker, as a monitor. ``stream_filters``: the flags that copy
-  lines of the workers' output.
+  lines of the workers' output. ``event_log``: the flag that shows events as JSON.
 * ``torch_names``: the table of torch's names under core's package, which are these or torch's own.
 * ``foreign``: jobs of ``elastic run`` over rendezvous handlers of others, such as torch's own.
 * ``handlers``: the handlers that plain torchrun finds for our backends, and torch's registry of handlers.

@@ -38,7 +38,7 @@ from elastic_core.errors import UsageError
 from elastic_core.events import Level, least_level
 from elastic_core.plugins import Catalogue, declared_flags, load_backend, not_declared
 from elastic_core.rendezvous import read_token
-from elastic_torchrun import call
+from elastic_torchrun import call, event_log
 from elastic_torchrun.foreign import registry
 
 Streams = int | Mapping[int, int]  # flags of :class:`Stream` or torch's ``Std``, for all local ranks or by local rank
@@ -208,7 +208,6 @@ def configure(config: LaunchConfig) -> RunConfig:
             "local_addr": read("local_addr", config.local_addr or None, parse.address),
             **_logs_of(config),
             "line_prefix": config.log_line_prefix_template or LINE_PREFIX,
-            "event_log_handler": "console" if config.event_log_handler == "console" else "null",
             "monitor_interval": _MONITOR.accept(config.monitor_interval),
             "plugins": config.plugins,
             "least_level": least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
@@ -254,6 +253,8 @@ def settings_of(config: LaunchConfig, catalogue: Catalogue) -> tuple[dict[str, A
     values.update({name: tuple(texts) for name in _FILTERS if (texts := getattr(config, name))})
     if config.virtual_local_rank not in (False, 0):
         values[_VIRTUAL] = config.virtual_local_rank
+    if config.event_log_handler == "console":
+        values[event_log.FLAG.name] = config.event_log_handler
     mode = _numa_mode(config.numa_options)
     others = (values.keys() - _FLAGS.keys()) | (set() if mode is None else {_NUMA})
     declared = declared_flags(catalogue) if others else {}
@@ -334,7 +335,7 @@ def _warn_of_no_effect(config: LaunchConfig) -> None:
         warn_no_effect("start_method", config.start_method)
     if config.metrics_cfg:
         warn_no_effect("metrics_cfg")
-    if config.event_log_handler not in (*parse.EVENT_LOGS, None):
+    if config.event_log_handler not in (*event_log.HANDLERS, None):
         warn_no_effect("event_log_handler", config.event_log_handler)
     if config.logs_specs is not None and (kind := type(config.logs_specs).__name__) != _DEFAULT_LOGS:
         warn(f"reify() of the logs_specs {kind} is not called; log_dir, redirects, tee and local_ranks_filter hold.")
