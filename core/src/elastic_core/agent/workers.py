@@ -217,8 +217,6 @@ class WorkerGroup:
                 return node_events.Progressed(number)
             case RankFailed():
                 return self._fail_rank(event)
-            case worker_channels.ListenAgain(tag):
-                self.reports.listen_again(tag)
             case messages.Signalled():
                 self._round.sent.update(dict.fromkeys(event.pids, event.signum))
                 own = [worker for worker in self.workers if worker.pid in event.pids]
