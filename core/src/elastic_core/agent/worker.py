@@ -142,25 +142,6 @@ class Worker:
             self.ended_at,
         )
 
-    def incident(self, node: Node, after: float, cause: Cause, exit_code: int | None) -> Incident:
-        """Return the incident of this worker, which failed ``after`` seconds in its round."""
-        return node.incident(
-            cause.kind,
-            self.assignment.round,
-            after,
-            rank=self.assignment.rank,
-            local_rank=self.assignment.local_rank,
-            pid=self.pid,
-            exit_code=exit_code,
-            message=cause.message[:MESSAGE_MAX_CHARACTERS],
-            exception=cause.exception,
-            follows_peer=cause.follows_peer,
-            detail=cause.detail[-DETAIL_MAX_CHARACTERS:],
-            log=self.streams.stderr_path or "",
-            where=cause.where,
-            checkpoint=cause.checkpoint,
-        )
-
     def ended(self, node: Node, exit_code: int | None, after: float) -> EndedWorker:
         """Return the worker, ``after`` seconds in its round, as a plugin gets it that finds causes."""
         return EndedWorker(
