@@ -1,26 +1,27 @@
-"""Joins a node to its job and runs its supervisor until the end of the node's part in it."""
+"""Joins a node to its job and runs its supervisor to the end, of which plugins are told (``elastic_agent_ends``)."""
 
 from __future__ import annotations
 
 import math
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from elastic_core.agent import report, rescue
-from elastic_core.agent.gates import Interruption, pass_gate, wait_for_starter
+from elastic_core.agent import report
+from elastic_core.agent.gates import Interruption, pass_gate, repeats_request, wait_for_starter
 from elastic_core.agent.probing import CLOSE_INTERVAL_SECONDS, ProbePort
 from elastic_core.agent.registration import applicant_for
-from elastic_core.agent.report import Ending, finish, publish_as
+from elastic_core.agent.report import Ending, Publish, finish, publish_as
 from elastic_core.agent.resources import Launch, leave_signals, open_resources
 from elastic_core.agent.supervisor import Supervisor, settle_exit
 from elastic_core.agent.worker_store import OnePort, SharedStore, Stores
 from elastic_core.events import Event, Level
-from elastic_core.exit_codes import signalled
-from elastic_core.gates import JoinedRun
+from elastic_core.exit_codes import ExitCode, signal_name, signalled
+from elastic_core.gates import LOOK_SECONDS, AgentEnd, JoinedRun
 from elastic_core.host.addresses import advertised_address, own_address
 from elastic_core.protocol.admission import describe_differences
 from elastic_core.protocol.entries import Closed
@@ -51,7 +52,7 @@ def join_and_run(launch: Launch, store: RendezvousBackend) -> Ending:
         if isinstance(joined, Ending):
             return joined
         supervisor = newcomer.supervise(joined)
-        ending = rescue.run(supervisor)
+        ending = run_to_end(supervisor)
     late = supervisor.resources.loop.late_signals
     if ending.rejoin and late:  # the row stays: it says that the node leaves
         end = settle_exit(Exit(ending.exit_code, ending.why, rejoin=True), late[0])
@@ -183,3 +184,71 @@ def _make_stores(launch: Launch, store: RendezvousBackend, address: str) -> Stor
     if launch.config.master_port is not None:
         return OnePort(launch.warden, address, new_id, launch.config.master_port, served_by=served)
     return Stores(launch.warden, address, new_id, served_by=served)
+
+
+def run_to_end(agent: Supervisor) -> Ending:
+    """Run an agent to its end, close it, and have plugins rescue its memory if no other node continues from that.
+
+    This is done also if the agent raises an :class:`Exception`, since all other nodes may fail in the same way. Other
+    exceptions, such as KeyboardInterrupt, stop this node only. The caller closes its resources afterwards.
+    """
+    ending, failed = None, False
+    try:
+        with closing(agent):
+            ending = agent.run()
+        return ending
+    except Exception:
+        failed = ending is None
+        raise
+    finally:
+        try:
+            _tell_plugins(agent, ending, failed=failed)
+        except Exception as error:  # must not replace the agent's own ending or exception
+            _publish_lost(agent.resources.node.publish, repr(error))
+
+
+def needs_rescue(
+    ending: Ending | None, closed: Closed | None, leaves_others: Callable[[], bool], *, failed: bool = False
+) -> bool:
+    """Return whether no other node continues from the memory of this node.
+
+    Args:
+        ending: How the agent ended; None if it raised.
+        closed: The verdict on the job, if there is one.
+        leaves_others: Whether other nodes, which have the state too, stay in the job; called only if that matters.
+        failed: Whether the agent raised because of a defect, and not because it was told to stop.
+    """
+    # After STORE_LOST the node joins another run, which has only the checkpoints on disk.
+    if ending is not None and ending.rejoin and ending.exit_code != ExitCode.STORE_LOST:
+        return False
+    if closed is not None:
+        return not closed.success
+    return failed or (ending is not None and ending.exit_code == ExitCode.STORE_LOST) or not leaves_others()
+
+
+def signal_received(signals: Callable[[], list[int]], signalled_at: float | None = None) -> str:
+    """Return which signal has come that does not repeat the first one; '' for none.
+
+    Args:
+        signals: Returns the signals that the agent has received since the last call.
+        signalled_at: When the agent received its first signal, by the monotonic clock; the same request may repeat it.
+    """
+    since = math.inf if signalled_at is None else time.monotonic() - signalled_at
+    ends = [signum for signum in signals() if not repeats_request(signum, since - LOOK_SECONDS)]
+    return f"the agent received {signal_name(ends[0])}" if ends else ""
+
+
+def _tell_plugins(agent: Supervisor, ending: Ending | None, *, failed: bool) -> None:
+    """Tell the plugins of the agent's end."""
+    node, untaken = agent.resources.node, agent.resources.loop.untaken_signals
+    is_last = partial(needs_rescue, ending, agent.closed, agent.leaves_others, failed=failed)
+    end = AgentEnd(str(node.info), node.publish, partial(signal_received, untaken, agent.signalled_at), is_last, failed)
+    for plugin in node.plugins.implementations("elastic_agent_ends"):
+        try:
+            plugin(end=end)
+        except Exception as error:
+            _publish_lost(node.publish, f"the plugin {plugin.plugin!r} raised {error!r}")
+
+
+def _publish_lost(publish: Publish, why: str) -> None:
+    publish(Event("rescue_failed", f"what a plugin keeps in memory for workers may be lost: {why}", Level.ERROR))
