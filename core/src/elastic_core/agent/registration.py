@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from elastic_core.agent.directories import Slot
 from elastic_core.agent.probing import ProbePort
@@ -12,8 +10,7 @@ from elastic_core.config.program import arguments_digest, name
 from elastic_core.config.run import DEFAULT_ID, RunConfig
 from elastic_core.host.identity import host_id, host_name, installed_versions, network_id
 from elastic_core.plugins.manager import Plugins, failure_policies
-from elastic_core.protocol.node import NodeState, row_of
-from elastic_core.protocol.roster import LocalWorkers, NodeInfo, NodeRow, Slots
+from elastic_core.protocol.roster import NodeInfo
 from elastic_core.protocol.settings import Agreement, Command, Settings, Versions
 from elastic_core.rendezvous.backend import RendezvousBackend
 from elastic_core.rendezvous.options import RendezvousParameters
@@ -21,10 +18,6 @@ from elastic_core.session.contact import FIRST_CONNECTION_SECONDS, StoreWait
 from elastic_core.session.join import Applicant
 from elastic_core.session.runtime import Runtime
 from elastic_core.version import __version__
-
-if TYPE_CHECKING:
-    from elastic_core.agent.resources import Resources
-    from elastic_core.session.session import Session
 
 
 def parameters(config: RunConfig) -> RendezvousParameters:
@@ -107,35 +100,3 @@ def applicant_for(
         allow_version_mismatch=config.allow_version_mismatch,
         unnamed=config.rdzv_id == DEFAULT_ID and config.node_rank is None,
     )
-
-
-class OwnRow:
-    """The row of this node, as it was published last. All methods run on the agent's loop."""
-
-    def __init__(self, row: NodeRow, slots: Slots, resources: Resources, session: Session) -> None:
-        self._row, self._slots, self._resources, self._session = row, slots, resources, session
-        self._workers: LocalWorkers | None = None  # of its round, for ``elastic status``
-
-    def follow(self, state: NodeState) -> None:
-        """Publish the row if it has changed."""
-        if (row := row_of(state)) != self._row:
-            if row.round != self._row.round:
-                self._workers = None
-            self._row = row
-            self._publish()
-
-    def look_at_slots(self) -> None:
-        """Look which slots of this host are held, and publish that if one is free now (rule S8)."""
-        before, self._slots = self._slots, self._resources.look()
-        if not set(before.held) <= set(self._slots.held):  # other changes go with the next amendment
-            self._publish()
-
-    def describe_workers(self) -> None:
-        """Publish how far the workers are, for ``elastic status``, if they have moved."""
-        if (found := self._resources.group.describe_workers(*self._session.heartbeats)) is not None:
-            self._workers = found
-            self._publish()
-
-    def _publish(self) -> None:
-        reached = self._resources.group.progress.reached()
-        self._session.publish_row(replace(self._row, slots=self._slots, workers=self._workers, reached=reached))
