@@ -10,7 +10,7 @@ General layout:
   plugins' checks before that, and their delay of the start of workers.
 * ``workers``: the workers of one round, each a ``worker``. ``worker_channels``: the agent's side of the control
   channels. ``worker_store``: the store that a node offers to them.
-* ``output``: the workers' streams. ``stream_pump`` reads them, and ``console`` writes to the terminal.
+* ``output``: the workers' streams. ``console`` writes to the terminal.
 * ``probing``: the peers that can be reached after a failure, and whether the job has gone on without this node.
 * ``report``: the events that people read, and how long a recovery took. ``account``: a record of the run for events,
   for its summary and for the node's row.

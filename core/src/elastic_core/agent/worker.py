@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core.agent.output import WorkerStreams
-from elastic_core.agent.stream_pump import REMEMBERED
+from elastic_core.agent.output import REMEMBERED, WorkerStreams
 from elastic_core.agent.worker_channels import LINGERING, Reported
 from elastic_core.assignment import Assignment
 from elastic_core.causes import (
