@@ -6,8 +6,8 @@ General layout:
 * ``supervisor``: the one event loop of a node that has joined, and how the node leaves. ``membership``: joins the job,
   runs that loop, and calls the plugins that keep memory for workers at its end. ``event_loop``: the queue of its
   events. ``resources``: what an agent opens at its start and closes at its end. ``directories``: its slot on this host,
-  and its log and temporary directories. ``registration``: what a node tells the job when it joins. ``gates``: the
-  plugins' checks before that, and their delay of the start of workers.
+  and its log and temporary directories. ``gates``: the plugins' checks before a node joins, and their delay of the
+  start of workers.
 * ``workers``: the workers of one round, each a ``worker``. ``worker_channels``: the agent's side of the control
   channels. ``worker_store``: the store that a node offers to them.
 * ``output``: the workers' streams. ``console`` writes to the terminal.
