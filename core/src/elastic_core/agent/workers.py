@@ -130,7 +130,7 @@ class WorkerGroup:
             self._start_worker(assignment, warm=warm)
         if warm and not before:
             prepare_later(LONG_IMPORT_SECONDS, lambda: self._say_import(current.number), name="elastic-import")
-        remove_round(node.directory / f"round_{before}", temporary=node.temporary)
+        remove_round(node.round_directory(before), temporary=node.temporary)
 
     def _start_worker(self, assignment: Assignment, *, warm: bool) -> None:
         config, plugins, tag = self.node.config, self.node.plugins, next(self._tags)
@@ -508,7 +508,7 @@ class WorkerGroup:
             current.number,
             self.node.run_uid,
             [*current.group_ranks],
-            self.node.directory / f"round_{current.number}",
+            self.node.round_directory(current.number),
             progress=self.progress,
             post=self.post,
             publish=self.node.publish,
