@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.launchers import PAGE
 from benchmarks.tables import paragraphs, replaced, table
-from elastic_core.agent.stream_pump import Pump, PumpThread
+from elastic_core.agent.output import Pump, PumpThread
 from elastic_core.monitors import RunningRound, Shape
 from elastic_core.progress_table import ProgressTable
 from elastic_progress.patterns import compile_expressions

@@ -40,9 +40,7 @@ IN_WARDEN = {
     "elastic_core": "the root, which finds the public names of packages and imports nothing",
     "elastic_core.exit_codes": "names of exit codes, an enum: the warden says why it could not start a process",
     "elastic_core.warden": "the package, which imports nothing",
-    **{
-        f"elastic_core.warden.{name}": "the process itself" for name in ("process", "spawn", "startup", "stop", "linux")
-    },
+    **{f"elastic_core.warden.{name}": "the process itself" for name in ("process", "spawn", "stop", "linux")},
     "elastic_core.warden.channel": "what it and the agent send each other",
     "elastic_core.warden.starter": "its side of the starter",
     "elastic_core.worker": "the package, which imports nothing",

@@ -148,12 +148,12 @@ def test_a_spare_beside_a_node_that_vanishes_takes_its_place(rig: Rig, command: 
 
 TWIN = """
 import sys
-from elastic_core.agent import registration
+from elastic_core.agent import membership
 from elastic_core.agent import start
 
-machine, take = sys.argv.pop(1), registration.Slot.take
-registration.host_id = lambda: "of both"
-registration.Slot.take = lambda job: take(f"{job} on {machine}")  # its slots, and those of the other, are two machines'
+machine, take = sys.argv.pop(1), membership.Slot.take
+membership.host_id = lambda: "of both"
+membership.Slot.take = lambda job: take(f"{job} on {machine}")  # its slots, and those of the other, are two machines'
 
 from elastic_core.__main__ import main
 sys.exit(main())
@@ -183,7 +183,7 @@ def test_two_machines_with_one_host_id_do_not_take_each_others_nodes_for_gone(
 
 def as_host(rig: Rig, host: str, *command: object, env: dict[str, str] | None = None) -> Agent:
     """An agent on a machine of this name."""
-    script = f"from elastic_core.agent import registration\nregistration.host_name = lambda: {host!r}\n{TWIN}"
+    script = f"from elastic_core.agent import membership\nmembership.host_name = lambda: {host!r}\n{TWIN}"
     argv = [sys.executable, "-c", script.replace('"of both"', repr(host)), host, "run", *map(str, command)]
     return rig.start(argv, env=env)
 

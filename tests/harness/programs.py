@@ -12,7 +12,7 @@ from wardens import PATIENCE, Listener
 
 from elastic_causes import failure_recorder
 from elastic_causes.find import find_cause
-from elastic_core.agent.stream_pump import TAIL
+from elastic_core.agent.output import TAIL
 from elastic_core.agent.worker_channels import Failed, Report, Reported, Reports
 from elastic_core.causes import EXCEPTION_EXIT_CODE, Cause
 from elastic_core.warden.client import SpawnRequest, Warden

@@ -167,8 +167,17 @@ class ProgressTable:
         with self._lock:
             if number not in (None, self._round.number):
                 return
-            post = self._note_checkpoint(checkpoint, age)
-        self._post(post)
+            reached = self._round.newest_step
+            step = reached if checkpoint.step is None and not age else checkpoint.step
+            # A file without a step in its name is of a step that was reached already, if steps are known at all.
+            position = reached if step is None else step
+            at = self._now() - age
+            newer = at >= self._made_at and (position is None or position > self._newest_checkpoint)
+            self._newest_checkpoint = max(self._newest_checkpoint, -1 if position is None else position)
+            self._round.has_new_checkpoint |= newer
+            self._checkpoint = (step, at)
+            noted = Checkpointed(self._round.number, at, newer=newer)
+        self._post(noted)
 
     def _update(self, known: _Rank, progress: Progress, now: float) -> bool:
         """Take progress of a rank; return True if its position has changed, and not for the first time."""
@@ -185,18 +194,6 @@ class ProgressTable:
             return False
         self._longest = max(now - stepped_at, self._longest or 0.0)
         return True
-
-    def _note_checkpoint(self, checkpoint: Checkpoint, age: float) -> Checkpointed:
-        reached = self._round.newest_step
-        step = reached if checkpoint.step is None and not age else checkpoint.step
-        # A file without a step in its name is of a step that was reached already, if steps are known at all.
-        position = reached if step is None else step
-        at = self._now() - age
-        newer = at >= self._made_at and (position is None or position > self._newest_checkpoint)
-        self._newest_checkpoint = max(self._newest_checkpoint, -1 if position is None else position)
-        self._round.has_new_checkpoint |= newer
-        self._checkpoint = (step, at)
-        return Checkpointed(self._round.number, at, newer=newer)
 
     def _progress_event(self, rank: int, known: _Rank) -> Event | None:
         now, step, rate = self._now(), known.progress.step, None

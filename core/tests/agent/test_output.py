@@ -19,8 +19,19 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.console import resize_terminal
-from elastic_core.agent.output import LONGEST_LINE, Lines, LogFile, Output, Routes, WholeLines, WorkerStreams
-from elastic_core.agent.stream_pump import REMEMBERED, TAIL, Pump, PumpThread
+from elastic_core.agent.output import (
+    LONGEST_LINE,
+    REMEMBERED,
+    TAIL,
+    Lines,
+    LogFile,
+    Output,
+    Pump,
+    PumpThread,
+    Routes,
+    WholeLines,
+    WorkerStreams,
+)
 from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.monitors import LineReader, RunningRound, Shape
 

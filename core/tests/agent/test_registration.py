@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elastic_core.agent.directories import Slot, log_directory, make_log_dir
-from elastic_core.agent.registration import applicant_for, parameters
+from elastic_core.agent.membership import applicant_for, parameters
 from elastic_core.config.parse import OnNodeLoss, Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from elastic_core import gates, hookimpl
-from elastic_core.agent import rescue
 from elastic_core.agent.event_loop import EventLoop
+from elastic_core.agent.membership import needs_rescue, run_to_end, signal_received
 from elastic_core.agent.report import Ending
-from elastic_core.agent.rescue import received
 from elastic_core.events import Event
 from elastic_core.exit_codes import ExitCode
 from elastic_core.gates import AgentEnd
@@ -50,7 +49,7 @@ SIGNAL = signal.SIGUSR1
 def test_when_it_is_needed(
     ending: Ending | None, closed: Closed | None, leaves_others: bool, failed: bool, expected: bool
 ) -> None:
-    assert rescue.is_needed(ending, closed, lambda: leaves_others, failed=failed) is expected
+    assert needs_rescue(ending, closed, lambda: leaves_others, failed=failed) is expected
 
 
 class Loop:
@@ -104,7 +103,7 @@ class Node:
     def run(self, loop: Loop) -> Ending:
         agent: Any = loop
         agent.resources = self.resources
-        return rescue.run(agent)
+        return run_to_end(agent)
 
     def end(self, loop: Loop) -> list[tuple[str, str]]:
         """Run an agent with this loop to its end; return what was published."""
@@ -190,7 +189,7 @@ def test_the_work_is_told_to_stop_by_a_signal(node: Node) -> None:
         os.kill(os.getpid(), SIGNAL)
         return stop.wait(60)
 
-    end = AgentEnd("n", node.published.append, partial(received, node.resources.loop.untaken_signals))
+    end = AgentEnd("n", node.published.append, partial(signal_received, node.resources.loop.untaken_signals))
     assert end.run(work, 60.0) == (True, "the agent received SIGUSR1")
 
 

@@ -16,8 +16,9 @@ import pytest
 from elastic_core import JoinedRun, RunSummary, hookimpl
 from elastic_core.agent import membership, worker_store
 from elastic_core.agent.directories import Slot
+from elastic_core.agent.membership import connect_and_run
 from elastic_core.agent.resources import Launch
-from elastic_core.agent.start import begun, connect_and_run
+from elastic_core.agent.start import begun
 from elastic_core.agent.supervisor import Supervisor
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig

@@ -6,7 +6,7 @@ import math
 import os
 import select
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from elastic_core.agent.worker_channels import (
     Failed,
     Initialized,
     Lingers,
-    ListenAgain,
     NotUnderstood,
     Report,
     Reported,
@@ -38,15 +37,16 @@ class Agent:
 
     def __init__(self) -> None:
         self.time = 100.0
-        self.later: list[tuple[float, ListenAgain]] = []
+        self.later: list[tuple[float, Callable[[], None]]] = []
         self.delivered: list[tuple[float, Report]] = []
         self.reports = Reports(self.deliver, lambda: self.time)
 
-    def deliver(self, instant: float, event: Report) -> None:
-        if isinstance(event, ListenAgain):
-            self.later.append((instant, event))
-        else:
+    def deliver(self, instant: float, event: object) -> None:
+        if isinstance(event, Report):
             self.delivered.append((instant, event))
+        else:
+            assert callable(event)
+            self.later.append((instant, event))
 
     def awake(self) -> bool:
         """Return True if the agent's loop would be woken."""
@@ -142,13 +142,13 @@ def test_a_flood_wakes_nobody_for_the_rest_of_the_second(agent: Agent) -> None:
         while flood(worker, INITIALIZED) and agent.awake():
             heard += agent.reports.receive()
         assert heard == [Initialized(1)] * PACKETS_MAX
-        [(instant, event)] = agent.later
+        [(instant, listen_again)] = agent.later
         assert instant == agent.time + WINDOW_SECONDS
         other.send(INITIALIZED)
         assert agent.hears() == [Initialized(2)]
         agent.time = instant
         assert not agent.awake()
-        agent.reports.listen_again(event.tag)
+        listen_again()
         assert agent.hears()[:1] == [Initialized(1)]
 
 
@@ -161,8 +161,8 @@ def test_a_flood_of_nonsense_is_said_once(agent: Agent) -> None:
                 heard += agent.reports.receive()
                 flood(worker, b"what" * 1000)
             assert len(agent.later) == second + 1
-            agent.time, event = agent.later[-1]
-            agent.reports.listen_again(event.tag)
+            agent.time, listen_again = agent.later[-1]
+            listen_again()
     assert heard == [NotUnderstood(1, "it is not JSON")]
 
 
@@ -170,10 +170,10 @@ def test_a_channel_whose_round_is_over_is_not_listened_to_again(agent: Agent) ->
     with agent.reports.open(1) as worker:
         while flood(worker, b"what") and agent.awake():
             agent.reports.receive()
-    [(_, event)] = agent.later
+    [(_, listen_again)] = agent.later
     agent.reports.clear()
     with agent.reports.open(2) as worker:
-        agent.reports.listen_again(event.tag)
+        listen_again()
         worker.send(INITIALIZED)
         assert agent.hears() == [Initialized(2)]
 

@@ -93,7 +93,7 @@ class Node:
         self.warden = warden
         self.published: list[Event] = []
         self.heard: list[WardenEvent | Report] = []
-        self.later: list[tuple[float, Report]] = []
+        self.later: list[tuple[float, object]] = []
         self.reports = Reports(lambda instant, event: self.later.append((instant, event)), lambda: self.time)
         self.plugins, self.finder = Plugins(), Finder()
         for name, plugin in {**core_plugins(), "finder": self.finder}.items():

@@ -14,7 +14,8 @@ import pytest
 from wardens import PATIENCE, Listener
 
 import elastic_core
-from elastic_core.agent.start import begin_starter, starter_problem
+from elastic_core.agent.membership import starter_problem
+from elastic_core.agent.start import begin_starter
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.warden.startup import PREPARE_WORKER, STAGE, STARTUP, prepare_worker
+from elastic_core.warden.spawn import PREPARE_WORKER, STAGE, STARTUP, prepare_worker
 
 REPORT = """
 import json, os, sys

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from elastic_causes import failure_recorder
-from elastic_core.warden.startup import STAGE, prepare_worker
+from elastic_core.warden.spawn import STAGE, prepare_worker
 from elastic_core.worker.channel import KIND
 
 PATIENCE = 60.0

@@ -9,7 +9,7 @@ import sys
 
 from elastic_core.exit_codes import STACK_REQUESTS
 from elastic_core.warden import catches
-from elastic_core.warden.startup import STAGE, prepare_worker
+from elastic_core.warden.spawn import STAGE, prepare_worker
 from elastic_hangs.monitor import HangMonitor
 from elastic_hangs.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.warden.linux import descendants
-from elastic_core.warden.startup import prepare_worker
+from elastic_core.warden.spawn import prepare_worker
 from elastic_hangs import stack_dump, stacks
 from elastic_hangs.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING
 from elastic_hangs.stacks import LocalRank, ProcessStacks, Wanted, collect, locate, main_stack

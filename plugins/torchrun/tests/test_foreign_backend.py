@@ -20,9 +20,10 @@ import pytest
 
 from elastic_core import AgentEnd, AgentState, JoinedRun, RunSummary
 from elastic_core.agent.directories import Slot
+from elastic_core.agent.membership import connect_and_run
 from elastic_core.agent.report import Ending
 from elastic_core.agent.resources import Launch
-from elastic_core.agent.start import begun, connect_and_run
+from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig, Timing
 from elastic_core.errors import RendezvousClosedError, RendezvousError, RendezvousStateError

@@ -1,6 +1,8 @@
-"""A record of what an agent has seen of its run: for events, for plugins that show its state, and for the summary."""
+"""A record of what an agent has seen of its run: for events, plugins, the summary, and the node's row in the store."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from elastic_core.agent.report import ledger_events, no_place
 from elastic_core.agent.resources import Resources
@@ -11,8 +13,9 @@ from elastic_core.incidents import Incident
 from elastic_core.protocol.counters import past_failures
 from elastic_core.protocol.entries import Halt, HaltReason
 from elastic_core.protocol.ledger import Ledger
-from elastic_core.protocol.node import NodeState
+from elastic_core.protocol.node import NodeState, row_of
 from elastic_core.protocol.node_events import EntriesRead, NodeEvent
+from elastic_core.protocol.roster import LocalWorkers, NodeRow, Slots
 from elastic_core.session.session import Session
 
 
@@ -88,3 +91,35 @@ class Account:
             logs=None if node.temporary else node.directory,
             stop_facts=group.stop_facts,
         )
+
+
+class OwnRow:
+    """The row of this node, as it was published last. All methods run on the agent's loop."""
+
+    def __init__(self, row: NodeRow, slots: Slots, resources: Resources, session: Session) -> None:
+        self._row, self._slots, self._resources, self._session = row, slots, resources, session
+        self._workers: LocalWorkers | None = None  # of its round, for ``elastic status``
+
+    def follow(self, state: NodeState) -> None:
+        """Publish the row if it has changed."""
+        if (row := row_of(state)) != self._row:
+            if row.round != self._row.round:
+                self._workers = None
+            self._row = row
+            self._publish()
+
+    def look_at_slots(self) -> None:
+        """Look which slots of this host are held, and publish that if one is free now (rule S8)."""
+        before, self._slots = self._slots, self._resources.look()
+        if not set(before.held) <= set(self._slots.held):  # other changes go with the next amendment
+            self._publish()
+
+    def describe_workers(self) -> None:
+        """Publish how far the workers are, for ``elastic status``, if they have moved."""
+        if (found := self._resources.group.describe_workers(*self._session.heartbeats)) is not None:
+            self._workers = found
+            self._publish()
+
+    def _publish(self) -> None:
+        reached = self._resources.group.progress.reached()
+        self._session.publish_row(replace(self._row, slots=self._slots, workers=self._workers, reached=reached))

@@ -179,11 +179,7 @@ def marked(directory: Path, slot: str) -> Iterator[None]:
 
 
 def _this_system() -> str:
-    """Return an id of the boot and the network namespace, since only their processes see who holds a slot.
-
-    Raises:
-        OSError: The system has no id.
-    """
+    """Return an id of the boot and the network namespace, since only their processes see who holds a slot."""
     if not (boot := boot_id()):
         raise OSError("the boot has no id")
     return f"{boot} {network_id()}"

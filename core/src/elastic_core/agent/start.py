@@ -10,20 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import PluginError
-from elastic_core.starter import find_starter, installed
+from elastic_core.starter import find_starter
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.linux import open_standard_streams, subreaping
 
 if TYPE_CHECKING:
     from elastic_core.agent.report import Ending
-    from elastic_core.agent.resources import Launch
     from elastic_core.config.run import RunConfig
-    from elastic_core.events import Event
     from elastic_core.plugins.manager import Plugins
     from elastic_core.session.join import FormerNode
 
@@ -60,22 +57,6 @@ def begin_starter(config: RunConfig, warden: Warden) -> None:
     warden.begin_starter(starter)
 
 
-def starter_problem(warden: Warden, config: RunConfig) -> Event | None:
-    """Return the event that workers start as new interpreters although they need not; call it without a starter."""
-    from elastic_core.config.program import ProgramKind
-    from elastic_core.distributions import brought
-    from elastic_core.errors import how_to_install
-    from elastic_core.events import Event, Level
-
-    if (failed := warden.starter_problem) is not None:
-        return Event("no_starter", f"each worker starts as a new interpreter. {failed.message}", Level.WARNING)
-    if config.program.kind is ProgramKind.EXECUTABLE or any(installed()):
-        return None
-    message = "each worker starts as a new interpreter and imports everything by itself; forked workers start faster"
-    hint = how_to_install(next(iter(brought("starters").values())))
-    return Event("no_starter", f"{message}.\n{hint}")
-
-
 def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, alone: bool = True) -> Ending:
     """Run one agent to its end. Main thread only.
 
@@ -105,7 +86,7 @@ def _run_once(
             warden = stack.enter_context(begun(alone=alone))
             begin_starter(config, warden)
 
-        from elastic_core.agent import membership  # noqa: F401  (imported here: see the top)
+        from elastic_core.agent import membership  # imported here: see the top
         from elastic_core.agent.directories import Slot
         from elastic_core.agent.resources import Launch
 
@@ -113,19 +94,6 @@ def _run_once(
         stack.callback(warden.close, CLOSING)  # before the slot is free for the next agent
         warden.hold(slot.fileno())
         warden.keep_off()  # plugins may have started something
-        return connect_and_run(Launch(config=config, plugins=plugins, slot=slot, warden=warden, former=former))
-
-
-def connect_and_run(launch: Launch) -> Ending:
-    """Make the first connection to the job's store, and run the loop, with the errors of that. Main thread only."""
-    from elastic_core.agent import membership
-    from elastic_core.agent.registration import first_connection
-    from elastic_core.rendezvous.backend import HandlerStore
-
-    config, plugins, warden = launch.config, launch.plugins, launch.warden
-    if warden.starter is None and (problem := starter_problem(warden, config)) is not None:
-        plugins.publish(problem)
-    with closing(first_connection(config, plugins)) as store:
-        if isinstance(store, HandlerStore) and store.job_id:
-            config = replace(config, rdzv_id=store.job_id)
-        return membership.join_and_run(replace(launch, config=config), store)
+        return membership.connect_and_run(
+            Launch(config=config, plugins=plugins, slot=slot, warden=warden, former=former)
+        )

@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from elastic_core.agent import report
-from elastic_core.agent.account import Account
+from elastic_core.agent.account import Account, OwnRow
 from elastic_core.agent.event_loop import SignalReceived
 from elastic_core.agent.gates import StartDelay, repeats_request
 from elastic_core.agent.probing import Isolation
-from elastic_core.agent.registration import OwnRow
 from elastic_core.agent.report import Ending, finish
 from elastic_core.agent.resources import Resources
 from elastic_core.agent.worker_store import Stores

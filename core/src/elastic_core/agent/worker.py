@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from elastic_core.agent.output import WorkerStreams
-from elastic_core.agent.stream_pump import REMEMBERED
+from elastic_core.agent.output import REMEMBERED, WorkerStreams
 from elastic_core.agent.worker_channels import LINGERING, Reported
 from elastic_core.causes import (
     DETAIL_MAX_CHARACTERS,
@@ -64,9 +63,14 @@ class Node:
         host = str(self.info)
         return Incident(kind=kind, round=number, node_id=self.info.node_id, host=host, after=round(after, 6), **facts)
 
+    def round_directory(self, number: int) -> Path:
+        """Return the directory of a round."""
+        return self.directory / f"round_{number}"
+
     def assignments(self, current: Round, restart_count: int) -> list[Assignment]:
         """Return the assignments of this node's local ranks in a round."""
         mine, config = place(current.members, self.info.node_id), self.config
+        directory = self.round_directory(current.number)
         return [
             Assignment(
                 run_id=config.rdzv_id,
@@ -80,7 +84,7 @@ class Node:
                 master_addr=current.offer.address,
                 master_port=current.offer.port,
                 use_agent_store=current.offer.hosted,
-                error_file=str(error_file(self.directory, current.number, mine.first_rank + local_rank)),
+                error_file=str(directory / f"rank_{mine.first_rank + local_rank}" / "error.json"),
             )
             for local_rank in range(mine.local_world_size)
         ]
@@ -141,25 +145,6 @@ class Worker:
             self.ended_at,
         )
 
-    def incident(self, node: Node, after: float, cause: Cause, exit_code: int | None) -> Incident:
-        """Return the incident of this worker, which failed ``after`` seconds in its round."""
-        return node.incident(
-            cause.kind,
-            self.assignment.round,
-            after,
-            rank=self.assignment.rank,
-            local_rank=self.assignment.local_rank,
-            pid=self.pid,
-            exit_code=exit_code,
-            message=cause.message[:MESSAGE_MAX_CHARACTERS],
-            exception=cause.exception,
-            follows_peer=cause.follows_peer,
-            detail=cause.detail[-DETAIL_MAX_CHARACTERS:],
-            log=self.streams.stderr_path or "",
-            where=cause.where,
-            checkpoint=cause.checkpoint,
-        )
-
     def ended(self, node: Node, exit_code: int | None, after: float) -> EndedWorker:
         """Return the worker, ``after`` seconds in its round, as a plugin gets it that finds causes."""
         return EndedWorker(
@@ -214,11 +199,6 @@ def killed_by(sent: Signal, cause: Cause) -> Cause:
     """Return the cause of a worker that a signal has ended which a monitor had sent it."""
     message = f"was sent {signal_name(sent.signum)} because {sent.why}"
     return replace(cause, message=message, exception="", checkpoint="", kind=IncidentKind.WORKER_FAILED)
-
-
-def error_file(directory: Path, number: int, rank: int) -> Path:
-    """Return the error file of a rank in round ``number``."""
-    return directory / f"round_{number}" / f"rank_{rank}" / "error.json"
 
 
 def ignored_signals(config: RunConfig) -> list[int]:

@@ -17,6 +17,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeGuard
 
 from elastic_core.progress import LARGEST_STEP, Progress, check_report
@@ -66,10 +67,6 @@ class Terminated(Report):
     """A worker has exited with 0 after SIGTERM, ``OWN_SIGNAL_SECONDS`` ago."""
 
 
-class ListenAgain(Report):
-    """The second in which the channel brought too much is over."""
-
-
 class Stepped(Report):
     """A worker has reported its first step, and so reads notices."""
 
@@ -98,13 +95,12 @@ class Reports:
     """All channels of one round.
 
     Args:
-        later: Delivers a report to the loop, at an instant of the clock.
+        later: Delivers a report to the loop, at an instant of the clock; or calls a function there.
         clock: Seconds, monotonic.
     """
 
-    def __init__(self, later: Callable[[float, Report], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._later = later
-        self._clock = clock
+    def __init__(self, later: Callable[[float, object], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._later, self._clock = later, clock
         self._ready = selectors.EpollSelector()
         self._channels: dict[int, _Channel] = {}  # by tag
         self.obey: Callable[[Mapping[str, Any], list[int]], bool] = lambda packet, descriptors: False
@@ -130,7 +126,7 @@ class Reports:
         ours, theirs = socket.socketpair(*worker_end.KIND)
         ours.setblocking(False)
         self._channels[tag] = _Channel(tag, ours, reported or Reported(), observe)
-        self.listen_again(tag)
+        self._listen(tag)
         return theirs
 
     def receive(self) -> list[Report]:
@@ -139,10 +135,8 @@ class Reports:
 
     def tell(self, tag: int, notice: Mapping[str, Any]) -> bool:
         """Send a worker a notice; return whether there was such a worker, and room."""
-        data, flags = json.dumps(notice).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-        with contextlib.suppress(KeyError, OSError):
-            return self._channels[tag].end.send(data, flags) == len(data)
-        return False
+        channel = self._channels.get(tag)
+        return channel is not None and worker_end.send(channel.end, notice)
 
     def note_terminated(self, tag: int) -> None:
         """Deliver Terminated, unless the agent gets a signal of its own, for a worker that has just exited with 0."""
@@ -163,8 +157,8 @@ class Reports:
                 return False
         return True
 
-    def listen_again(self, tag: int) -> None:
-        """Read a channel again, if it is still open."""
+    def _listen(self, tag: int) -> None:
+        """Read a channel, or one that brought too much again, if it is still open."""
         if channel := self._channels.get(tag):
             self._ready.register(channel.end, selectors.EVENT_READ, channel)
 
@@ -194,15 +188,15 @@ class Reports:
             channel.count += 1
             yield from told
         self._listen_no_more(channel)
-        self._later(channel.since + WINDOW_SECONDS, ListenAgain(channel.tag))
+        self._later(channel.since + WINDOW_SECONDS, partial(self._listen, channel.tag))
 
     def _next(self, channel: _Channel) -> Sequence[Report] | None:
         """Read the next packet of a channel; return what the loop is told of it, None if there is no packet."""
         descriptors: list[int] = []
         try:
             packet, descriptors = _received(channel.end)
-            if not packet and _has_ended(channel.end):
-                raise EOFError
+            if not packet and worker_end.wait_until_ready(channel.end, select.POLLRDHUP, 0.0):
+                raise EOFError  # a packet without content reads alike
             message = _parse(packet)
             return self._note(channel, message, descriptors)
         except BlockingIOError:
@@ -249,13 +243,6 @@ class Reports:
             case name if not self.obey(message, descriptors):
                 raise ValueError(f"its type is {name[:40]!r}, which is not known here")
         return ()
-
-
-def _has_ended(end: socket.socket) -> bool:
-    """Return True if the other end of a channel is closed, or broken. A packet without content reads like its end."""
-    poll = select.poll()
-    poll.register(end, select.POLLRDHUP)
-    return bool(poll.poll(0))
 
 
 def _received(end: socket.socket) -> tuple[bytes, list[int]]:

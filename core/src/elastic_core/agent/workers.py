@@ -20,7 +20,7 @@ from elastic_core.agent.output import Output
 from elastic_core.agent.report import Interruptions, Recovery, initialized, restarted
 from elastic_core.agent.worker import Node, Worker, ignored_signals, killed_by, worker_failed, worker_lingers
 from elastic_core.agent.worker_channels import Reports
-from elastic_core.causes import EXCEPTION_EXIT_CODE, Cause
+from elastic_core.causes import DETAIL_MAX_CHARACTERS, EXCEPTION_EXIT_CODE, MESSAGE_MAX_CHARACTERS, Cause
 from elastic_core.errors import ElasticError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import describe_exit, signal_name
@@ -129,7 +129,7 @@ class WorkerGroup:
             self._start_worker(assignment, warm=warm)
         if warm and not before:
             prepare_later(LONG_IMPORT_SECONDS, lambda: self._say_import(current.number), name="elastic-import")
-        remove_round(node.directory / f"round_{before}", temporary=node.temporary)
+        remove_round(node.round_directory(before), temporary=node.temporary)
 
     def _start_worker(self, assignment: Assignment, *, warm: bool) -> None:
         config, plugins, tag = self.node.config, self.node.plugins, next(self._tags)
@@ -187,7 +187,7 @@ class WorkerGroup:
         """
         now, progress, checkpoint = self.node.now(), self.progress.newest(), self.progress.last_checkpoint()
         known = [progress.get(worker.assignment.rank, (Progress(), None)) for worker in self.workers]
-        if (snapshot := self._newest_snapshot()) != self._snapshot[0]:
+        if (snapshot := self._round.running.callbacks.find_snapshot()) != self._snapshot[0]:
             self._snapshot = (snapshot, now)
         found = LocalWorkers(
             heartbeat=heartbeat,
@@ -216,8 +216,6 @@ class WorkerGroup:
                 return node_events.Progressed(number)
             case RankFailed():
                 return self._fail_rank(event)
-            case worker_channels.ListenAgain(tag):
-                self.reports.listen_again(tag)
             case messages.Signalled():
                 self._round.sent.update(dict.fromkeys(event.pids, event.signum))
                 own = [worker for worker in self.workers if worker.pid in event.pids]
@@ -364,17 +362,13 @@ class WorkerGroup:
             checkpoint = self.progress.last_checkpoint()
             if checkpoint is not None:
                 checkpoint = checkpoint[0], max(0.0, checkpoint[1] - (self.node.now() - ended))
-            snapshot = self._newest_snapshot()
+            snapshot = self._round.running.callbacks.find_snapshot()
             step = None if snapshot is None else snapshot[1]
             stop = PlannedStop(had, ended - began, max(steps, default=None), checkpoint, step)
             with contextlib.suppress(TimeoutError):
                 if (found := bounded(partial(look, stop), LAST_LOOK_MAX_SECONDS)) is not None:
                     self.stop_facts[found.name] = found.fields
                     self.node.publish(found)
-
-    def _newest_snapshot(self) -> tuple[int, int] | None:
-        """Return the round and step of the newest snapshot that workers keep in memory."""
-        return self._round.running.callbacks.find_snapshot()
 
     def error_record(self, incident: Incident | None) -> Mapping[str, Any] | None:
         """Return the error file of a failed worker of this node; None if there is none."""
@@ -464,8 +458,24 @@ class WorkerGroup:
 
     def _incident(self, worker: Worker, cause: Cause, exit_code: int | None, at: float | None = None) -> Incident:
         step, counts_on = self.progress.step(worker.assignment.rank)
-        incident = worker.incident(self.node, self._after(at), cause, exit_code)
-        return replace(incident, step=step, counts_on=counts_on)
+        return self.node.incident(
+            cause.kind,
+            worker.assignment.round,
+            self._after(at),
+            rank=worker.assignment.rank,
+            local_rank=worker.assignment.local_rank,
+            pid=worker.pid,
+            exit_code=exit_code,
+            message=cause.message[:MESSAGE_MAX_CHARACTERS],
+            exception=cause.exception,
+            follows_peer=cause.follows_peer,
+            detail=cause.detail[-DETAIL_MAX_CHARACTERS:],
+            log=worker.streams.stderr_path or "",
+            step=step,
+            where=cause.where,
+            checkpoint=cause.checkpoint,
+            counts_on=counts_on,
+        )
 
     def _report_failure(
         self, incident: Incident, text: str = "", worker: Worker | None = None
@@ -497,7 +507,7 @@ class WorkerGroup:
             current.number,
             self.node.run_uid,
             [*current.group_ranks],
-            self.node.directory / f"round_{current.number}",
+            self.node.round_directory(current.number),
             progress=self.progress,
             post=self.post,
             publish=self.node.publish,

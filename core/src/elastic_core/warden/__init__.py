@@ -5,10 +5,10 @@ except ``client`` and ``messages``; a test holds the list.
 
 General layout:
 
-* ``process``: the process itself. ``spawn`` forks and execs a child; ``startup`` has it enter our ``sitecustomize``
-  before its program. ``stop`` is the state of a stop in progress and knows the processes that outlive their workers,
-  ``starter`` starts the starter and requests forks, and ``linux`` finds and kills processes. ``service``: the program
-  of a service that starts fresh.
+* ``process``: the process itself. ``spawn`` forks and execs a child, and has a Python program import our
+  ``sitecustomize`` first. ``stop`` is the state of a stop in progress and knows the processes that outlive their
+  workers, ``starter`` starts the starter and requests forks, and ``linux`` finds and kills processes. ``service``: the
+  program of a service that starts fresh.
 * ``client``: the agent's side: starts the process, sends requests and receives events.
 * ``channel``: messages and descriptors over a socket, for both sides. ``messages``: the classes of the events.
 """
@@ -23,9 +23,8 @@ NAMES = {
     "warden.linux": "Process all_pids become_subreaper catches descendants die_once_adopted die_with_parent "
     "ignore_requests_to_end kill read_proc run_nanoseconds running_process stat_fields state_of subreaping waits_in",
     "warden.messages": "Exited SpawnFailed Spawned StopCompleted Stuck WardenDied WardenEvent",
-    "warden.spawn": "take_descriptors volunteer_for_oom",
+    "warden.spawn": "execute functions_at_end take_descriptors volunteer_for_oom",
     "warden.starter": "NOTHING_NEW",
-    "warden.startup": "execute functions_at_end",
 }
 
 __getattr__ = names_of(__name__, NAMES)

@@ -173,11 +173,6 @@ def session_of(pid: int) -> int:
         return 0
 
 
-def command_of(pid: int) -> str:
-    """Return the beginning of the command line of a process, its arguments separated by spaces, or ''."""
-    return read_proc(pid, "cmdline").replace("\0", " ")
-
-
 def waits_in(pid: int) -> str:
     """Return the kernel's function in which a process waits, or '' where that is unknown."""
     return read_proc(pid, "wchan").strip("0\n")

@@ -14,7 +14,7 @@ channel closes.
 
 A request has a ``kind``: ``WORKER`` (``argv``, ``env``, ``cwd``, ``cpus``, ``ignored``, ``startup``), ``SERVICE``
 (``entry``, ``arguments``) or ``STARTER`` (a request of ``Starter.growth``; ``control`` is the socket of the process
-that replaces this one). A worker executes the files of ``startup`` first (``startup.execute``). The warden,
+that replaces this one). A worker executes the files of ``startup`` first (``spawn.execute``). The warden,
 whose pid is ``warden``, is to become the parent, so the process, which has one thread and blocks all signals, forks
 twice (``die_once_adopted``). On the descriptor ``pipe`` it writes ``pid N`` and a newline, and just before the program
 begins ``ok N MISSING`` and a newline: how many modules it imports itself, as far as that is known. A request that it
@@ -31,8 +31,7 @@ from collections.abc import Callable
 
 from elastic_core.exit_codes import describe_exit
 from elastic_core.warden.channel import Channel, Message, close_all
-from elastic_core.warden.spawn import STANDARD_STREAMS, Child, Kind, start
-from elastic_core.warden.startup import STAGE, STARTUP
+from elastic_core.warden.spawn import STAGE, STANDARD_STREAMS, STARTUP, Child, Kind, start
 
 ENTRY, ROOTS = "ELASTIC_STARTER", "ELASTIC_STARTER_ROOTS"
 """The variables in which the starter finds its entry, and the directories of the packages that it needs."""

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Collection, Iterable
 
-from elastic_core.warden.linux import Process, command_of, session_of
+from elastic_core.warden.linux import Process, read_proc, session_of
 
 STUCK_AFTER_SECONDS = 15.0  # seconds after SIGKILL after which a process that still exists is reported (rule L3)
 NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2
@@ -76,7 +76,7 @@ class Helpers:
         self._wait_until = now + TRACKERS_MAX_SECONDS
         others, helpers = {0, os.getsid(0), *workers}, list[Process]()
         for process in left:
-            command, session = command_of(process[0]), session_of(process[0])
+            command, session = read_proc(process[0], "cmdline"), session_of(process[0])
             if any(tracker in command for tracker in TRACKERS):
                 self._trackers[process[0]] = deadline
             elif session not in others:

@@ -22,7 +22,7 @@ import pytest
 
 from elastic_core import AgentEnd
 from elastic_core.agent.event_loop import EventLoop
-from elastic_core.agent.rescue import received
+from elastic_core.agent.membership import signal_received
 from elastic_core.events import Event
 from elastic_core.monitors import RunningRound
 from elastic_torch.memory.agent import Snapshots
@@ -65,7 +65,7 @@ class Memory:
 
     def rescue(self, publish: Callable[[Event], None], node: str = "n") -> None:
         with closing(EventLoop({signal.SIGUSR1})) as loop:
-            self.plugin().elastic_agent_ends(AgentEnd(node, publish, partial(received, loop.untaken_signals)))
+            self.plugin().elastic_agent_ends(AgentEnd(node, publish, partial(signal_received, loop.untaken_signals)))
 
 
 @pytest.fixture
@@ -399,7 +399,7 @@ def test_a_signal_from_before_the_writing_leaves_the_directory_as_it_was(memory:
     said: list[Event] = []
     with closing(EventLoop({signal.SIGUSR1})) as loop:
         os.kill(os.getpid(), signal.SIGUSR1)
-        memory.plugin().elastic_agent_ends(AgentEnd("n", said.append, partial(received, loop.untaken_signals)))
+        memory.plugin().elastic_agent_ends(AgentEnd("n", said.append, partial(signal_received, loop.untaken_signals)))
     assert [event.name for event in said] == ["rescuing", "rescue_failed"]
     assert said[1].message == (
         f"the snapshot of step 7 is lost: {tmp_path}/there: there was no more time (the agent received SIGUSR1)"
