@@ -40,8 +40,6 @@ class Starter:
         env: The environment that all workers share.
         imports: The modules that it imports before it forks workers, for people.
         order: Its first message, JSON.
-        growth: The requests, JSON, to fork a process that imports more and replaces it; each after so many seconds
-            without a new worker. After new workers, they begin again with the second.
         store: ``module:function`` of a service that serves the workers' store; ``""`` if the worker of rank 0 is to
             serve it. It is called with ``host``, ``port``, and ``socket``, a descriptor that is bound to that port.
     """
@@ -52,7 +50,6 @@ class Starter:
     env: Mapping[str, str]
     imports: tuple[str, ...]
     order: Mapping[str, Any] = field(default_factory=dict)
-    growth: tuple[tuple[float, Mapping[str, Any]], ...] = ()
     store: str = ""
 
     def request(self) -> dict[str, Any]:
@@ -60,7 +57,7 @@ class Starter:
         packages = dict.fromkeys(re.split("[.:]", name)[0] for name in (__name__, self.entry, self.store) if name)
         specs = [found for name in packages if (found := find_spec(name)) is not None]
         paths = [path for found in specs for path in found.submodule_search_locations or [str(found.origin)]]
-        names = ("entry", "python", "program", "env", "imports", "order", "growth")
+        names = ("entry", "python", "program", "env", "imports", "order")
         return {**{name: getattr(self, name) for name in names}, "roots": [os.path.dirname(path) for path in paths]}
 
 
