@@ -111,12 +111,11 @@ WHEN = {
     "progress": "The progress of a worker, at most every 10 s, once for the node. Unknown fields are `None`.",
     "output_unread": "A monitor reads an output no longer: it raised, or a user's pattern took too long on a line.",
     "report_ignored": "A worker sent a malformed report to its agent. Published once per round and reason.",
-    "starter_ready": "The fork server has imported the modules of `--preload`.",
+    "starter_ready": "The fork server has imported the modules of `--preload`. Published again when one with more "
+    "imported modules has taken over: `learned` counts those that workers had imported; `refused` names those that the "
+    "fork server must not import. Published with `pid` alone if it could not import more.",
     "starter_failed": "The agent cannot use the fork server. Every worker starts as a fresh interpreter.",
     "starter_died": "The fork server was killed. The agent starts another one.",
-    "starter_grown": "A fork server with more imported modules has taken over. `learned` counts those that workers "
-    "had imported; `refused` names those that the fork server must not import.",
-    "starter_stayed": "The fork server could not import more modules.",
     "no_starter": "No starter is installed, so each worker starts as a new interpreter.",
     "started_fresh": "A worker was not forked from the fork server.",
     "store_died": "The process that served the workers' store has ended.",
@@ -181,8 +180,7 @@ FIELDS = {
     "`initialized_s`",
     "job_closed": "`success`, `exit_code`, `requeue`, `restarts`, `nodes_lost`, `run_s`, `interrupted_s`",
     "rescue_failed": "`step`, where it is known",
-    "starter_ready": "`pid`, `took_s`",
-    "starter_grown": "`pid`, `took_s`, `learned`, `refused`",
+    "starter_ready": "`pid`, `took_s`; later also `learned`, `refused`",
 }
 """Of events whose fields are not literal."""
 

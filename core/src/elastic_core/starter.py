@@ -41,9 +41,6 @@ class Starter:
     env: Mapping[str, str]  # the environment that all workers share
     imports: tuple[str, ...]  # the modules that it imports before it forks workers, for people
     order: Mapping[str, Any] = field(default_factory=dict)  # its first message, JSON
-    growth: tuple[tuple[float, Mapping[str, Any]], ...] = ()
-    """The requests, JSON, to fork a process that imports more and replaces it; each after so many seconds without a new
-    worker. After new workers, they begin again with the second."""
     store: str = ""
     """``module:function`` of a service that serves the workers' store; ``""`` if the worker of rank 0 is to serve it.
     It is called with ``host``, ``port``, and ``socket``, a descriptor that is bound to that port."""
@@ -53,7 +50,7 @@ class Starter:
         packages = dict.fromkeys(re.split("[.:]", name)[0] for name in (__name__, self.entry, self.store) if name)
         specs = [found for name in packages if (found := find_spec(name)) is not None]
         paths = [path for found in specs for path in found.submodule_search_locations or [str(found.origin)]]
-        names = ("entry", "python", "program", "env", "imports", "order", "growth")
+        names = ("entry", "python", "program", "env", "imports", "order")
         return {**{name: getattr(self, name) for name in names}, "roots": [os.path.dirname(path) for path in paths]}
 
 

@@ -14,7 +14,7 @@ from elastic_core.warden.messages import (
     Spawned,
     SpawnFailed,
     StarterDied,
-    StarterGrown,
+    StarterReady,
     WardenEvent,
     WardenSignalled,
     parse_message,
@@ -22,7 +22,7 @@ from elastic_core.warden.messages import (
 )
 
 SPAWNED = {"event": "spawned", "tag": 3, "pid": 40, "warm": True, "unlearned": 2}
-GROWN = {"event": "starter_grown", "pid": 9, "text": "imports more", "more": {"learned": 1}}
+READY = {"event": "starter_ready", "pid": 9, "text": "imports", "more": {"learned": 1}, "complete": False}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ GROWN = {"event": "starter_grown", "pid": 9, "text": "imports more", "more": {"l
         ({"event": "signalled", "signum": 15, "pids": [40], "names": ["sh"]}, Signalled(15, (40,), ("sh",))),
         ({"event": "fenced"}, Fenced()),
         ({"event": "warden_signalled", "signum": 15}, WardenSignalled(15)),
-        (GROWN, StarterGrown(9, "imports more", {"learned": 1})),
+        (READY, StarterReady(9, "imports", {"learned": 1}, complete=False)),
         ({"event": "starter_died", "how": "exited with code 1"}, StarterDied("exited with code 1")),
     ],
 )

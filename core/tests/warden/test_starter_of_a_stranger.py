@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from elastic_core.events import Level
 from elastic_core.starter import FOLDER, Starter, find_starter
 from elastic_core.warden.client import SpawnRequest, Warden
 from elastic_core.warden.linux import become_subreaper
-from elastic_core.warden.messages import Exited, ServiceEnded, Spawned, StartedFresh, StarterReady
+from elastic_core.warden.messages import Exited, ServiceEnded, Spawned, StartedFresh, StarterDied, StarterReady
 
 SOURCE = """
 import os, select, signal, socket
@@ -32,13 +33,21 @@ from elastic_core.warden import Channel, close_all, die_once_adopted, take_descr
 def run(control, usual):
     channel = Channel(socket.socket(fileno=control))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    greeting, served = None, 0
+    greeting = None
     while True:
         select.select([channel], [], [])
         for message, descriptors in channel.receive():
             if greeting is None:
                 greeting = message["greeting"]
-                channel.send({"event": "ready", "text": "a stranger forks", "fields": {"answer": 42}})
+                ready = {"event": "ready", "text": "a stranger forks", "fields": {"answer": 42}}
+                channel.send({**ready, "complete": False})
+                continue
+            if message["kind"] == "COMPLETE":
+                parent = os.getpid()
+                if (pid := os.fork()) != 0:
+                    channel.send({**ready, "pid": pid})
+                    os._exit(0)
+                die_once_adopted(parent, os.getppid())
                 continue
             given = dict(zip(message["descriptors"], descriptors))
             pipe, parent = given["pipe"], os.getpid()
@@ -124,7 +133,10 @@ def test_a_file_that_names_no_starter_is_reported_with_its_path(site: Path, name
     assert str(path) in event.message
 
 
-def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(site: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(
+    site: Path, tmp_path: Path, replaced: bool
+) -> None:
     become_subreaper()
     (script := tmp_path / "train.py").write_text(PROGRAM)
     listener = Listener(Warden())
@@ -140,7 +152,10 @@ def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(site: Pat
         )
         listener.warden.begin_starter(starter)
         ready = listener.wait(StarterReady)
-        assert (ready.text, ready.more) == ("a stranger forks", {"answer": 42})
+        assert (ready.text, ready.more, ready.complete) == ("a stranger forks", {"answer": 42}, False)
+        if replaced:
+            listener.warden.complete_starter()
+            ready = listener.wait(StarterReady, lambda event: event.complete)
         tag = listener.tag()
         with (tmp_path / "out").open("wb") as out:
             command = [*python, str(script)]
@@ -152,5 +167,8 @@ def test_a_worker_is_forked_and_a_service_that_it_refuses_starts_fresh(site: Pat
         assert listener.all_of(StartedFresh) == []
         listener.warden.serve(1, "builtins:print", {})
         assert listener.wait(ServiceEnded) == ServiceEnded(1, 0)
+        assert listener.all_of(StarterDied) == []
+        os.kill(ready.pid, signal.SIGKILL)
+        assert listener.wait(StarterDied) == StarterDied("was killed by SIGKILL")
     finally:
         listener.warden.close(PATIENCE)

@@ -29,9 +29,7 @@ from elastic_core.warden.messages import (
     StartedFresh,
     StarterDied,
     StarterFailed,
-    StarterGrown,
     StarterReady,
-    StarterStayed,
     StopCompleted,
 )
 from elastic_core.worker.channel import KIND
@@ -417,6 +415,11 @@ def test_a_worker_that_cannot_be_forked_nor_started_is_a_failed_start(listener: 
 IMPORTED = "import sys\nprint('late' in sys.modules, flush=True)\nimport signal\nsignal.pause()\n"
 
 
+def complete(listener: Workers) -> StarterReady:
+    """Wait until the fork server has imported all, or cannot; the event of it."""
+    return listener.wait(StarterReady, lambda event: event.complete)
+
+
 def module(listener: Workers, name: str, text: str) -> None:
     (listener.modules / f"{name}.py").write_text(text)
 
@@ -429,7 +432,7 @@ def test_a_fork_server_with_nothing_to_do_imports_the_rest_and_those_that_live_k
     first = listener.wait(StarterReady)
     worker, imported = listener.running()
     assert imported == "False"
-    grown = listener.wait(StarterGrown)
+    grown = complete(listener)
     assert "has imported late besides" in grown.text
     gone(first.pid)
     other, imported = listener.running()
@@ -456,7 +459,7 @@ def test_a_fork_server_with_nothing_to_do_imports_the_rest_and_those_that_live_k
 def test_a_fork_server_stays_if_that_comes_to_nothing(listener: Workers, text: str, reason: str) -> None:
     module(listener, "late", text)
     listener.preload(program=IMPORTED, later=["late"])
-    assert reason in listener.wait(StarterStayed).reason
+    assert reason in complete(listener).text
     worker, imported = listener.running()
     assert (imported, worker.warm) == ("False", True)
     assert listener.all_of(StarterDied) == []
@@ -476,17 +479,40 @@ def test_a_fork_server_serves_while_its_successor_imports_and_either_may_die_the
     assert (imported, worker.warm) == ("False", True)
     os.kill(first.pid, signal.SIGKILL)
     listener.wait(StarterDied)
+    gone(successor)
     second = listener.wait(StarterReady, lambda event: event.pid != first.pid)
+    successor = int(started.read_text())
     go.write_text("")
-    grown = listener.wait(StarterGrown)
+    grown = complete(listener)
     assert grown.pid == successor
     gone(second.pid)
     _, imported = listener.running()
     assert imported == "True"
     os.kill(grown.pid, signal.SIGKILL)
-    listener.wait(StarterReady, lambda event: event.pid not in (first.pid, second.pid))
+    listener.wait(StarterReady, lambda event: event.pid not in (first.pid, second.pid, grown.pid))
     _, imported = listener.running()
     assert imported == "False"
+
+
+PATIENT = """
+import sys
+frame = sys._getframe()
+while "Growth" not in frame.f_globals:
+    frame = frame.f_back
+frame.f_globals["Growth"].deadline.__globals__["DELAYS_SECONDS"] = (3e9,) * 5
+"""
+
+
+def test_a_fork_server_that_is_told_that_no_worker_is_to_start_imports_the_rest_at_once(listener: Workers) -> None:
+    module(listener, "patient", PATIENT)
+    module(listener, "late", "")
+    listener.preload("patient", program=IMPORTED, later=["late"])
+    assert not listener.wait(StarterReady).complete
+    listener.warden.complete_starter()
+    assert "has imported late besides" in complete(listener).text
+    listener.warden.complete_starter()
+    _, imported = listener.running()
+    assert imported == "True"
 
 
 def test_a_thread_in_the_fork_server_is_not_lost_in_its_successor(listener: Workers) -> None:
@@ -494,12 +520,12 @@ def test_a_thread_in_the_fork_server_is_not_lost_in_its_successor(listener: Work
     module(listener, "threaded", thread)
     module(listener, "late", "")
     listener.preload("threaded", program=IMPORTED, later=["late"])
-    assert "2 threads" in listener.wait(StarterStayed).reason
+    assert "2 threads" in complete(listener).text
     worker, _ = listener.running()
     assert not worker.warm
 
 
-def test_a_fork_of_a_stalled_fork_server_is_not_waited_for_after_the_hand_over(listener: Workers) -> None:
+def test_a_request_that_meets_the_hand_over_is_fulfilled_once(listener: Workers) -> None:
     go = listener.folder / "go"
     os.mkfifo(go)
     module(listener, "late", f"open({str(go)!r}).read()")
@@ -507,15 +533,34 @@ def test_a_fork_of_a_stalled_fork_server_is_not_waited_for_after_the_hand_over(l
     first = listener.wait(StarterReady)
     with go.open("w"):  # the successor has begun to import
         os.kill(first.pid, signal.SIGSTOP)
-        tag = listener.spawn()
+        tags = [listener.spawn() for _ in range(3)]
         listener.warden.spawn(100, SpawnRequest(["true"], listener.env))
-        listener.end(100)  # the request is on its way by now
-    grown = listener.wait(StarterGrown)
-    assert listener.wait(Spawned, lambda event: event.tag == tag).warm is False
+        listener.end(100)  # the requests are on their way by now
+    (successor,) = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    os.kill(first.pid, signal.SIGCONT)
+    assert complete(listener).pid == int(successor)
+    spawned = [listener.wait(Spawned, lambda event: event.tag == tag) for tag in tags]  # noqa: B023
+    assert all(event.warm for event in spawned)
+    assert sorted(event.tag for event in listener.all_of(Spawned)) == [*tags, 100]
     gone(first.pid)
-    assert alive(grown.pid)
-    listener.warden.stop(grace=0.0)
-    listener.wait(StopCompleted)
+    assert listener.all_of(StarterDied) == []
+
+
+def test_a_stalled_fork_server_ends_with_its_successor(listener: Workers) -> None:
+    go = listener.folder / "go"
+    os.mkfifo(go)
+    module(listener, "late", f"open({str(go)!r}).read()")
+    listener.preload(program=IMPORTED, later=["late"])
+    first = listener.wait(StarterReady)
+    with go.open("w"):  # the successor has begun to import
+        (successor,) = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+        os.kill(first.pid, signal.SIGSTOP)
+        listener.spawn()
+        listener.warden.stop(grace=0.0)
+        listener.wait(StopCompleted)
+        gone(int(successor))
+    gone(first.pid)
+    listener.wait(StarterReady, lambda event: event.pid not in (first.pid, int(successor)))
 
 
 def test_a_fork_that_fails_is_one_workers_and_not_the_fork_servers_end(listener: Workers) -> None:

@@ -14,7 +14,7 @@ from elastic_core.config.run import RunConfig
 from elastic_core.starter import find_starter
 from elastic_warmstart import starter as module
 from elastic_warmstart.flags import PRELOAD
-from elastic_warmstart.starter import LATER, SUCCESSOR_DELAYS_SECONDS, modules, starter
+from elastic_warmstart.starter import LATER, modules, starter
 
 
 def config(kind: ProgramKind = ProgramKind.SCRIPT, nproc_per_node: int = 1, **settings: Any) -> RunConfig:
@@ -53,11 +53,11 @@ def test_torch_is_what_is_imported_where_it_is_installed(
     ("named", "later"),
     [
         pytest.param({}, LATER, id="what torch imports late is imported late"),
-        pytest.param({"preload": ("torch",)}, None, id="a list of modules is the whole list"),
+        pytest.param({"preload": ("torch",)}, (), id="a list of modules is the whole list"),
     ],
 )
 def test_the_fork_server_has_the_threads_that_workers_have(
-    monkeypatch: pytest.MonkeyPatch, named: dict[str, Any], later: tuple[str, ...] | None
+    monkeypatch: pytest.MonkeyPatch, named: dict[str, Any], later: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: SimpleNamespace())
     found = starter(config(nproc_per_node=2, **named), {"PATH": "/bin"})
@@ -65,9 +65,7 @@ def test_the_fork_server_has_the_threads_that_workers_have(
     assert (found.imports, found.python, found.program) == (("torch",), (sys.executable, "-u"), ("train.py",))
     assert found.env == found.order["env"] == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
     assert found.store == "elastic_warmstart.worker_store:serve"
-    requests = {} if later is None else dict.fromkeys(SUCCESSOR_DELAYS_SECONDS, later)
-    assert {delay: request["modules"] for delay, request in found.growth} == requests
-    assert [request["learns"] for _, request in found.growth] == [number > 0 for number in range(len(requests))]
+    assert found.order["later"] == later
 
 
 def test_modules_are_read_from_a_list_of_names() -> None:

@@ -138,17 +138,16 @@ def wait_for_starter(warden: Warden, interruption: Interruption) -> list[message
 
     Ends earlier if there is no process that forks workers, after ``STARTER_MAX_SECONDS``, or at the ``interruption``.
     """
-    grows = warden.starter is not None and warden.starter.growth
-    last = messages.StarterGrown | messages.StarterStayed if grows else messages.StarterReady
-    over = last | messages.StarterFailed | messages.WardenDied
-    if grows:
-        warden.grow_starter()
+    failed = messages.StarterFailed | messages.WardenDied
     heard: list[messages.WardenEvent] = []
     deadline = time.monotonic() + STARTER_MAX_SECONDS
-    while not any(isinstance(event, over) for event in heard) and (left := deadline - time.monotonic()) > 0:
-        if not interruption.wait([warden], left):
+    while (left := deadline - time.monotonic()) > 0 and interruption.wait([warden], left):
+        heard += (events := warden.receive())
+        ready = [event.complete for event in events if isinstance(event, messages.StarterReady)]
+        if any(ready) or any(isinstance(event, failed) for event in events):
             break
-        heard += warden.receive()
+        if ready:
+            warden.complete_starter()
     return heard
 
 

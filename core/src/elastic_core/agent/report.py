@@ -112,14 +112,10 @@ def finish(
 
 
 def starter(event: messages.StarterEvent) -> Event:
-    """Return the event of a starter that is ready, has imported more, or has failed."""
+    """Return the event of a starter that is ready, has failed, or is dead."""
     match event:
         case messages.StarterReady(pid, text, more):
             return Event("starter_ready", text, Level.DEBUG, {"pid": pid, **more})
-        case messages.StarterGrown(pid, text, more):
-            return Event("starter_grown", text, Level.DEBUG, {"pid": pid, **more})
-        case messages.StarterStayed(reason):
-            return Event("starter_stayed", f"what workers import later is not preloaded: {reason}", Level.DEBUG)
         case messages.StarterFailed(reason):
             message = f"the warm start is off, so each worker imports everything by itself:\n{reason}"
             return Event("starter_failed", message, Level.WARNING)

@@ -21,10 +21,10 @@ NAMES = {
     "warden.channel": "Channel Message close_all",
     "warden.client": "CLOSING SpawnRequest Warden",
     "warden.linux": "Process all_pids become_subreaper catches descendants die_once_adopted die_with_parent "
-    "ignore_requests_to_end kill read_proc run_nanoseconds running_process stat_fields state_of subreaping waits_in",
+    "ignore_requests_to_end kill read_proc run_nanoseconds running_process signal_group stat_fields state_of "
+    "subreaping waits_in",
     "warden.messages": "Exited SpawnFailed Spawned StopCompleted Stuck WardenDied WardenEvent",
     "warden.spawn": "execute functions_at_end take_descriptors volunteer_for_oom",
-    "warden.starter": "NOTHING_NEW",
 }
 
 __getattr__ = names_of(__name__, NAMES)

@@ -42,6 +42,11 @@ class Channel:
         """True if a message waits for the socket to have room."""
         return bool(self._outgoing)
 
+    @property
+    def is_between_messages(self) -> bool:
+        """True if no part of a message is left here, so that another process can go on with the socket."""
+        return not (self._incoming or self._outgoing)
+
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message, now or as soon as there is room. The caller may close the descriptors at once.
 

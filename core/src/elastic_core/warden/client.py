@@ -140,8 +140,8 @@ class Warden:
         self._send("spawn", given, tag=tag, fences=self._fences, **request._asdict())
 
     def begin_starter(self, starter: Starter | None) -> None:
-        """Start the starter: StarterReady or StarterFailed will come, and StarterDied whenever it is started again;
-        StarterGrown or StarterStayed, if it is to import more later.
+        """Start the starter: StarterReady or StarterFailed will come, and StarterDied whenever it is started
+        again. If a StarterReady is not complete, another one will follow.
 
         Before it is used, another one may replace it; the same one changes nothing, and None ends what there is.
         It begins in the agent's directory.
@@ -150,9 +150,9 @@ class Warden:
             self._send("starter", settings={} if starter is None else starter.request())
         self.starter = starter
 
-    def grow_starter(self) -> None:
-        """Have the starter import more as soon as it is ready; by default it leaves the CPUs to workers that start."""
-        self._send("grow_starter")
+    def complete_starter(self) -> None:
+        """Have a ready starter import the rest at once; by default it leaves the CPUs to workers that start."""
+        self._send("complete_starter")
 
     def serve(
         self, tag: int, entry: str, arguments: Mapping[str, Any], *, descriptors: Mapping[str, int] | None = None

@@ -74,9 +74,9 @@ def ignore_requests_to_end(handler: Handler = signal.SIG_IGN) -> None:
         signal.signal(signum, handler)
 
 
-def die_with_parent() -> None:
-    """Have the kernel send SIGKILL to this process when the thread that forked it ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send SIGKILL, or another signal, to this process when the thread that forked it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def die_once_adopted(parent: int, by: int) -> bool:
@@ -84,7 +84,7 @@ def die_once_adopted(parent: int, by: int) -> bool:
 
     Needs a process of one thread that has every signal blocked. Returns whether ``by`` has adopted it.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)  # sent once the new parent is in place
+    die_with_parent(signal.SIGUSR2)  # sent once the new parent is in place
     while os.getppid() == parent:
         signal.sigwait({signal.SIGUSR2})
     die_with_parent()

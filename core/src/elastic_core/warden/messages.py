@@ -90,11 +90,12 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class StarterReady:
-    """The starter forks workers from now on."""
+    """The starter forks workers from now on; or, if it was sent before, what has changed: it has imported more."""
 
-    pid: int
+    pid: int  # another one if another process has replaced the starter
     text: str  # in one sentence, for people
     more: Mapping[str, Field] = field(default_factory=dict)  # fields of the event for programs
+    complete: bool = True  # False if it is to import more when it is idle, or at Warden.complete_starter
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +112,7 @@ class StarterDied:
     how: str  # ``exited with code 1``, ``was killed by SIGKILL``
 
 
-@dataclass(frozen=True, slots=True)
-class StarterGrown:
-    """A successor that has imported more has replaced the starter; fields as in :class:`StarterReady`."""
-
-    pid: int
-    text: str
-    more: Mapping[str, Field] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class StarterStayed:
-    """There will be no successor; the starter stays as it is."""
-
-    reason: str
-
-
-StarterEvent: TypeAlias = StarterReady | StarterFailed | StarterDied | StarterGrown | StarterStayed
+StarterEvent: TypeAlias = StarterReady | StarterFailed | StarterDied
 
 
 @dataclass(frozen=True, slots=True)

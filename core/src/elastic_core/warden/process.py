@@ -73,12 +73,9 @@ class WardenProcess:
                 self._handle_request(message, descriptors)
             if self._channel.closed:
                 self._stop(SIGKILL, grace=0.0)
-            self._starter.receive()
-            self._starter.receive_from_successor()
+            self._receive_from_starter()
             for child in self._starter.take_released():
                 self._start_warm(child)
-            if (successor := self._starter.fork_successor()) is not None:
-                self._starting.append(successor)
             self._read_starts()
             self._run_deadlines()
         if self._directories:  # a killed agent could not remove them
@@ -91,8 +88,8 @@ class WardenProcess:
         """Block until a message, the death of a child, progress of a start, room to send, or the next deadline."""
         poll = select.poll()
         poll.register(self._wakeup[0], select.POLLIN)
-        for channel in (self._channel, *self._starter.channels):
-            if not channel.closed:
+        for channel in (self._channel, self._starter.channel):
+            if channel is not None and not channel.closed:
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.pending else 0))
         for child in self._starting:
             if child.pipe is not None:
@@ -131,8 +128,8 @@ class WardenProcess:
                 self._slot = descriptors.pop()  # this process never closes it
             case "starter":
                 self._add_child(self._starter.start(message["settings"]))
-            case "grow_starter":
-                self._starter.grow()
+            case "complete_starter":
+                self._starter.complete()
             case "serve":
                 self._start_warm(Child(Kind.SERVICE, message, descriptors))
             case "end_service":
@@ -185,6 +182,11 @@ class WardenProcess:
         if child is not None and child.pid is not None:
             self._children[child.pid] = child
             self._starting.append(child)
+
+    def _receive_from_starter(self) -> None:
+        self._starter.receive()
+        if (starter := self._starter.process) is not None and starter.pid is not None:
+            self._children[starter.pid] = starter  # under its old pid too, until that is reaped
 
     def _is_obsolete(self, child: Child) -> bool:
         """Return True if a worker's round is over or being stopped, which the agent did not know."""
@@ -306,9 +308,12 @@ class WardenProcess:
             if pid == 0:
                 return
             self._read_starts()  # a forked worker may have died before its pid was read
+            self._receive_from_starter()  # its last message may name the process that replaces it
             if pid in self._children:
                 self._ended.add(pid)
-                self._report_end(self._children.pop(pid), os.waitstatus_to_exitcode(status))
+                child = self._children.pop(pid)
+                if child.pid == pid:
+                    self._report_end(child, os.waitstatus_to_exitcode(status))
 
     def _report_end(self, child: Child, returncode: int) -> None:
         match child.kind:
@@ -402,11 +407,11 @@ class WardenProcess:
         """Return every descendant but services, theirs, and helpers that have time; of ``numbers`` if given."""
         searched = False
         while not searched:
-            known = self._workers()
+            known = set(self._children)
             found = descendants(os.getpid(), without=self._services())
             self._read_starts()  # the pid of a service forked just now is still in its pipe
-            searched = known == self._workers()  # else a worker was forked after the search, and nothing tells of it
-        found = [one for one in found if one[0] not in self._services()]
+            self._receive_from_starter()
+            searched = known == set(self._children)  # else one was forked after the search, and nothing tells of it
         if numbers:
             return [one for one in found if one[0] in numbers or session_of(one[0]) in numbers]
         return [one for one in found if not self._helpers.has_time(one[0])]

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from types import ModuleType
 
-from elastic_core.warden.channel import Channel, Message, close_all
+from elastic_core.warden.channel import Message, close_all
 from elastic_core.warden.linux import die_with_parent, signal_group
 from elastic_core.worker.channel import CONTROL_VARIABLE
 
@@ -70,7 +70,6 @@ class Child:
         self.started = False  # whether its program runs, or has run
         self.unlearned = 0  # modules that an earlier worker imported and its starter has not
         self.cancelled = False  # whether it was ended before it began
-        self.channel: Channel | None = None  # the socket to a starter, until that closes it
         self._report = b""
 
     def renew(self, **request: object) -> Child:
@@ -127,12 +126,6 @@ class Child:
         """Kill it, and the group that it leads: of a starter also the fork that it is about to make."""
         if self.pid is not None:
             signal_group(self.pid, signal.SIGKILL)
-
-    def hang_up(self) -> None:
-        """Close the socket to a starter."""
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
 
     def reason(self) -> str:
         """Return why it did not start, as it has reported, or ''."""

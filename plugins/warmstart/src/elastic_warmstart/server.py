@@ -2,8 +2,13 @@
 
 It has one thread and touches no device. A worker is forked twice, so that the warden, a subreaper, becomes its parent.
 Each request brings a pipe to the warden: the first fork writes the number of the second to it, and the second, just
-before it goes on to the program, ``ok``. While the fork server is idle, the warden asks it for a fork that imports more
-and then replaces it, if workers can be forked from that.
+before it goes on to the program, ``ok``.
+
+Once the fork server is idle, it forks a *successor*, which imports more, dies with it, and replaces it if workers can
+be forked from that. Both have the socket to the warden, from which only one of them reads. Another socket, the link, is
+between the two: the successor reports on it that it is ready, or why it will not be. The fork server gives way between
+two messages of the warden: it sends the warden that report with the successor's number, sends the successor how far it
+has come, and ends. The successor reads the next message.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import gc
 import importlib
 import itertools
+import math
 import os
 import select
 import signal
@@ -21,15 +27,17 @@ import traceback
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeAlias
 
+from elastic_core.exit_codes import describe_exit
 from elastic_core.warden import (
-    NOTHING_NEW,
     Channel,
     Message,
     close_all,
     die_once_adopted,
+    die_with_parent,
     execute,
     functions_at_end,
     ignore_requests_to_end,
+    signal_group,
 )
 from elastic_core.worker import INITIALIZED, report
 from elastic_warmstart import child, libraries
@@ -44,6 +52,11 @@ _IMPORT_FILES = (__file__, importlib.__file__, "<frozen importlib")
 MOST_REFUSED = 5  # of the modules that it must not import, with the reason for each
 MOST_REFUSED_NAMES = 20
 IDLE_SECONDS = 0.2  # without a request, after which the fork server records sources and collapses its memory
+DELAYS_SECONDS = (2.0, 10.0, 30.0, 120.0, 600.0)
+"""After the newest fork of a worker, when a successor is due: the workers import at first, and should have the CPUs.
+All but the first also import what workers have imported by then."""
+SUCCESSOR_MAX_SECONDS = 600.0  # for the imports of a successor
+NOTHING_NEW = "nothing is left to be imported"  # why there is none if it would be the same
 Requests: TypeAlias = "list[tuple[Message, list[int]]]"  # each with its descriptors
 COERCED = "LC_CTYPE"  # a variable that the interpreter itself may set when it starts (PEP 538)
 
@@ -53,18 +66,22 @@ def run(control: int, usual: Set[str]) -> None:
     os.set_inheritable(control, False)
     channel = Channel(socket.socket(fileno=control))
     [(order, _), *requests] = _wait(channel)
-    server = _ForkServer(order["env"], usual)
+    server = _ForkServer(channel, order, usual)
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     told = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    server.examine(channel)
-    server.stay(told, {"took_s": seconds}, requests)
+    server.examine()
+    channel.send({"event": "ready", "text": told, "fields": {"took_s": seconds}, "complete": not order["later"]})
+    server.stay(requests)
 
 
 class _ForkServer:
     """The state that all forks share; it goes on in a successor. It is made before any module is imported."""
 
-    def __init__(self, environment: Mapping[str, str], usual: Set[str]) -> None:
+    def __init__(self, channel: Channel, order: Message, usual: Set[str]) -> None:
+        environment = order["env"]
+        self._channel, self._warden = channel, order["warden"]
+        self._later, self._growth = order["later"], Growth(bool(order["later"]), time.monotonic())
         is_coerced = COERCED in os.environ and COERCED not in environment
         self._own = {COERCED: os.environ[COERCED]} if is_coerced else {}
         self._environment, self._usual = environment, usual
@@ -74,22 +91,59 @@ class _ForkServer:
         self._at_end = functions_at_end()
         self._learning, self._sources = Learning(), Sources(library_roots())
 
-    def examine(self, channel: Channel) -> None:
-        """Look at the libraries of this process once its modules are imported; ``channel`` leads to the warden."""
-        self._channel, self._libraries = channel, Libraries()
+    def examine(self) -> None:
+        """Look at the libraries of this process once its modules are imported."""
+        self._libraries = Libraries()
         self._observer = Observer(self._environment, self._usual)
 
-    def stay(self, told: str, fields: Mapping[str, Any], requests: Requests) -> None:
-        """Report what is imported, and serve. Returns in workers only."""
+    def stay(self, requests: Requests) -> None:
+        """Serve, and have successors. Returns in workers only."""
         gc.freeze()  # else the next collection in a worker would write to every object, and so copy every page
-        self._channel.send({"event": "ready", "text": told, "fields": fields})
-        requests += self._channel.receive()
-        collapsed, poll = False, _poll(self._channel)
-        while not self._serve(requests):
-            while not (collapsed or poll.poll(IDLE_SECONDS * 1000)):  # workers just forked should have the CPUs
+        for stream in (sys.__stdout__, sys.__stderr__):  # else forks would write what imports have left there
+            if stream is not None:
+                stream.flush()
+        collapsed = False
+        while not (self._serve(requests) or self._grow(time.monotonic())):
+            # Workers just forked should have the CPUs.
+            if not (self._poll(math.inf if collapsed else IDLE_SECONDS) or collapsed):
                 self._sources.record()
-                collapsed = collapse(lambda: bool(poll.poll(0)))
-            requests = _wait(self._channel)
+                collapsed = collapse(lambda: self._poll(0.0))
+            requests = self._channel.receive()
+            if self._channel.closed and not requests:
+                os._exit(0)
+
+    def _poll(self, seconds: float) -> bool:
+        """Wait for a message, but not when :meth:`_grow` has something to do; True if there is one."""
+        seconds = min(seconds, self._growth.deadline() - time.monotonic(), 1e9)  # infinity is no timeout
+        sockets = [self._channel, *filter(None, [self._growth.link])]
+        return bool(select.select(sockets, [], [], max(0.0, seconds))[0])
+
+    def _grow(self, now: float) -> bool:
+        """Fork a successor that is due, or give way to one that is ready; True in a worker that it has forked."""
+        growth, reason = self._growth, None
+        if not self._channel.is_between_messages:
+            return False
+        if growth.link is not None:
+            if (report := growth.read_report(growth.link, now)) is not None and report["event"] == "ready":
+                self._channel.send(report)
+                growth.link.send({"step": growth.step, "forked_at": growth.forked_at})
+                os._exit(0)
+            reason = report and report["reason"]
+        elif now >= growth.deadline():
+            if self._sources.find_changed() is not None:
+                os._exit(0)  # as in _serve
+            growth.step += 1
+            known = not self._learning.candidates() and all(name in sys.modules for name in self._later)
+            reason = NOTHING_NEW if known else describe_unfitness(self._observer.facts()) or growth.fork(now)
+            if reason is None and growth.pid == 0:
+                self._succeed()
+                return True
+        if reason is not None and (reason != NOTHING_NEW or growth.step == 1):  # a node may wait for the first one
+            told = f"what workers import later is not preloaded: {reason}"
+            self._channel.send({"event": "ready", "text": told, "fields": {}})
+        if reason not in (None, NOTHING_NEW):
+            growth.steps = 0  # the next one would fail too
+        return False
 
     def _serve(self, requests: Requests) -> bool:
         """Make the requested forks; True in a worker that is ready for its program, False in the fork server."""
@@ -97,15 +151,17 @@ class _ForkServer:
         changed = self._sources.find_changed() if requests else None
         while requests:
             request, descriptors = requests.pop(0)
+            if request["kind"] == "COMPLETE":
+                self._growth.hasten(time.monotonic())
+                continue
+            if request["kind"] == "WORKER":
+                self._growth.note_worker(time.monotonic())
             given = dict(zip(request["descriptors"], descriptors, strict=False))
             if (reason := self._objection(request, given, changed)) is not None:
                 if "pipe" in given:
                     _refuse(given["pipe"], reason)
                 close_all(descriptors)
                 continue
-            for stream in (sys.__stdout__, sys.__stderr__):
-                if stream is not None:
-                    stream.flush()
             record = None
             try:
                 if request["kind"] == "WORKER":
@@ -129,14 +185,6 @@ class _ForkServer:
     def _objection(self, request: Message, given: Mapping[str, int], changed: str | None) -> str | None:
         if len(given) < len(request["descriptors"]):
             return "no descriptors are left for its streams in the preloaded process"
-        if request["kind"] == "STARTER":
-            if changed is not None or (
-                request["learns"]
-                and not self._learning.candidates()
-                and all(name in sys.modules for name in request["modules"])
-            ):
-                return NOTHING_NEW
-            return describe_unfitness(self._observer.facts())
         if request["kind"] == "SERVICE":
             return beside_main(tasks())
         if changed is not None:
@@ -160,6 +208,8 @@ class _ForkServer:
                 os._exit(0)
             # The second. Any exception is reported on the pipe, and ends here.
             self._channel.close()
+            if self._growth.link is not None:
+                self._growth.link.close()
             close_all(others)
             reason = self._prepare(request, given)
             if not die_once_adopted(parent, request["warden"]):
@@ -173,10 +223,6 @@ class _ForkServer:
             os._exit(127)
         if request["kind"] == "SERVICE":
             _run_service(request, given)
-        if request["kind"] == "STARTER":
-            _confirm(pipe)
-            self._succeed(request["modules"], given["control"], learns=request["learns"])
-            return
         for name, fd in given.items():
             if name != "pipe":
                 os.close(fd)
@@ -186,23 +232,24 @@ class _ForkServer:
         _confirm(pipe, unlearned)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    def _succeed(self, modules: list[str], control: int, *, learns: bool) -> None:
-        """In the second fork: be the next fork server, that has imported more. Returns in workers only.
+    def _succeed(self) -> None:
+        """In a fork: be the next fork server, that has imported more. Returns in workers only.
 
-        It imports the named modules first, and then, if it learns, those that workers have imported.
+        It imports the later modules first, and then, if it is not the first, those that workers have imported.
         """
-        channel, start = Channel(socket.socket(fileno=control)), time.monotonic()
-        _preload(modules, channel)
-        learned = self._learning.learn() if learns else Learned()
+        start, link = time.monotonic(), self._growth.link
+        assert link is not None
+        _preload(self._later, link)
+        learned = self._learning.learn() if self._growth.step > 1 else Learned()
         tempfile: Any = sys.modules.get("tempfile")
         if tempfile is not None:  # torch._dynamo has made it settle its directory; a script may still choose another
             tempfile.tempdir = None
-        self.examine(channel)
+        self.examine()
         changed = self._sources.find_changed() is not None
         reason = NOTHING_NEW if changed else describe_unfitness(self._observer.facts())
         self._sources.record()
         if reason is not None:
-            channel.send({"event": "failed", "reason": reason})
+            link.send({"event": "failed", "reason": reason})
             os._exit(1)
         seconds = round(time.monotonic() - start, 6)
         fields = {
@@ -210,12 +257,18 @@ class _ForkServer:
             "learned": len(learned.imported),
             "refused": ", ".join(itertools.islice(learned.refused, MOST_REFUSED_NAMES)),
         }
-        self.stay(describe_growth(modules, seconds, learned), fields, [])
+        parent, told = os.getppid(), describe_growth(self._later, seconds, learned)
+        die_with_parent(signal.SIGUSR2)  # which is blocked: from now on the link tells of its end
+        link.send({"event": "ready", "pid": os.getpid(), "text": told, "fields": fields})
+        [(state, _)] = _wait(link)
+        if not die_once_adopted(parent, self._warden):
+            os._exit(1)
+        link.close()
+        self._growth.link, self._growth.step, self._growth.forked_at = None, state["step"], state["forked_at"]
+        self.stay([])
 
     def _prepare(self, request: Message, given: dict[str, int]) -> str | None:
         """Turn a fork into the requested process, before the warden adopts it; return why it must start fresh."""
-        if request["kind"] == "STARTER":
-            return None
         if request["kind"] == "SERVICE":
             self._title.show_service(request["entry"])
             return None
@@ -227,6 +280,64 @@ class _ForkServer:
         if "control" in given:
             libraries.watch_process_group(lambda: report(INITIALIZED))
         return libraries.objection()
+
+
+class Growth:
+    """The successors of a fork server that has begun ``now``, if it ``grows``. Times are of the monotonic clock."""
+
+    def __init__(self, grows: bool, now: float) -> None:
+        self.steps = len(DELAYS_SECONDS) if grows else 0
+        self.step, self.forked_at = 0, now  # the next step, and the newest fork of a worker
+        self.link: Channel | None = None  # between a fork server and the successor that imports
+        self.pid, self._began = 0, now  # of the successor, which itself has 0 as the number
+
+    def deadline(self) -> float:
+        """Return when a successor is due, or when the one that imports is late; infinity for never."""
+        if self.link is not None:
+            return self._began + SUCCESSOR_MAX_SECONDS
+        return self.forked_at + DELAYS_SECONDS[self.step] if self.step < self.steps else math.inf
+
+    def hasten(self, now: float) -> None:
+        """Let the first successor be due now, since no worker is about to start."""
+        if self.step == 0:
+            self.forked_at = now - DELAYS_SECONDS[0]
+
+    def note_worker(self, now: float) -> None:
+        """Begin again with the second step, the first that learns from workers."""
+        self.step, self.forked_at = min(self.step, 1), now
+
+    def fork(self, now: float) -> str | None:
+        """Fork a successor, which dies with this process; return why it could not be forked."""
+        parent = os.getpid()
+        try:
+            ours, theirs = map(Channel, socket.socketpair())
+            self.pid = child.fork()
+        except OSError as exc:
+            return f"the preloaded process cannot fork: {exc}"
+        if self.pid == 0:
+            os.setsid()
+            die_with_parent()
+            if os.getppid() != parent:
+                os._exit(1)
+            ours, theirs = theirs, ours
+        theirs.close()
+        self.link, self._began = ours, now
+        return None
+
+    def read_report(self, link: Channel, now: float) -> Message | None:
+        """Return the successor's answer for the warden, None while it imports. End one that has failed or is late."""
+        report = next((message for message, _ in link.receive()), None)
+        if report is None and now >= self.deadline():
+            report = {"event": "failed", "reason": f"its import did not end within {SUCCESSOR_MAX_SECONDS:.0f} s"}
+        if report is None and not link.closed:
+            return None
+        if report is None or report["event"] == "failed":
+            signal_group(self.pid, signal.SIGKILL)
+            how = describe_exit(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+            report = report or {"event": "failed", "reason": f"the process that imported it {how}"}
+            link.close()
+            self.link = None
+        return report
 
 
 def describe_growth(modules: Sequence[str], seconds: float, learned: Learned) -> str:
@@ -241,20 +352,12 @@ def describe_growth(modules: Sequence[str], seconds: float, learned: Learned) ->
 
 
 def _wait(channel: Channel) -> Requests:
-    """Return the next requests. Ends the process once the warden is gone."""
-    poll = _poll(channel)
-    while True:
-        poll.poll()
-        if requests := channel.receive():
-            return requests
+    """Return the next messages. Ends the process once the other end is gone."""
+    while not (messages := channel.receive()):
         if channel.closed:
             os._exit(0)
-
-
-def _poll(channel: Channel) -> select.poll:
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
-    return poll
+        select.select([channel], [], [])
+    return messages
 
 
 def _preload(modules: list[str], channel: Channel) -> float:

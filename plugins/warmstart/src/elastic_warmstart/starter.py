@@ -20,9 +20,6 @@ STORE_MODULE = "torch"  # a fork server that has imported this module can serve 
 LATER = ("torch._dynamo",)
 """Imported by torch for the first optimizer of a program: 2 s of CPU time and 74 MB (torch 2.13), at each start of each
 worker. Few programs need it to begin, so the fork server imports it when it is idle."""
-SUCCESSOR_DELAYS_SECONDS = (2.0, 10.0, 30.0, 120.0, 600.0)
-"""After the newest fork of a worker, when the fork server is asked for a successor: the first imports ``LATER``, since
-the workers import at first, and should have the CPUs; the following ones also what workers have imported by then."""
 
 
 def starter(config: RunConfig, environ: Mapping[str, str]) -> Starter | None:
@@ -48,15 +45,13 @@ def fork_server(
     env: Mapping[str, str],
 ) -> Starter:
     """Return a fork server that imports some modules first, and others ``later``, with what workers have imported."""
-    delays = SUCCESSOR_DELAYS_SECONDS if later else ()
     return Starter(
         entry="elastic_warmstart.server:run",
         python=tuple(python),
         program=tuple(program),
         env=env,
         imports=names,
-        order={"modules": names, "env": env},
-        growth=tuple((delay, {"modules": later, "learns": number > 0}) for number, delay in enumerate(delays)),
+        order={"modules": names, "env": env, "later": later},
         store="elastic_warmstart.worker_store:serve" if STORE_MODULE in names else "",
     )
 
