@@ -383,13 +383,6 @@ DEFECTS: tuple[Defect, ...] = (
         "split",
         200,
     ),
-    Defect(
-        "a server that is not confirmed decides",
-        "StoreReader._lead",
-        "self._state.is_cut_off()",
-        "False",
-        "split",
-    ),
     # Graceful stops
     Defect("the step of a plan is one too low", "continue_plan", "max(steps) + 1", "max(steps)", "graceful"),
     Defect(

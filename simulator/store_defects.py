@@ -77,7 +77,7 @@ STORE_DEFECTS: tuple[Defect, ...] = (
         "row.within(epoch)",
         "row",
         "data_loss",
-        1000,
+        first=2_100,
     ),
     # Unreachable peers
     Defect("no node probes", "Supervisor.step", "failed is not None", "False", "isolated"),

@@ -42,8 +42,8 @@ def warden(ends: tuple[Channel, Channel]) -> Iterator[WardenProcess]:
 @pytest.fixture
 def stubborn() -> Iterator[subprocess.Popen[bytes]]:
     """A process that ignores SIGTERM and leads its group, as a worker does."""
-    program = ["sh", "-c", "trap '' TERM; echo; exec sleep 1000"]
-    with subprocess.Popen(program, start_new_session=True, stdout=subprocess.PIPE) as started:
+    program = ["sh", "-c", "trap '' TERM; echo; read forever"]
+    with subprocess.Popen(program, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
         started.stdout.readline()
         yield started
@@ -115,4 +115,4 @@ def test_a_process_that_survives_sigkill_is_reported_once(
     for now in (100.0 + STUCK_AFTER_SECONDS - 1.0, 100.0 + STUCK_AFTER_SECONDS, 100.0 + 2 * STUCK_AFTER_SECONDS):
         warden._kill_all(stop, now)
     ((told, _),) = ends[0].receive()
-    assert (told["event"], told["pid"], told["name"]) == ("stuck", stubborn.pid, "sleep")
+    assert (told["event"], told["pid"], told["name"]) == ("stuck", stubborn.pid, "sh")

@@ -12,24 +12,27 @@ from elastic_warmstart.server import DELAYS_SECONDS, SUCCESSOR_MAX_SECONDS, Grow
 
 
 def test_each_successor_is_due_after_its_delay_and_workers_begin_again_with_the_second() -> None:
-    growth = Growth(True, 100.0)
+    growth = Growth(True)
+    growth.note_worker(100.0)
     for step, delay in enumerate(DELAYS_SECONDS):
         assert (growth.step, growth.deadline()) == (step, 100.0 + delay)
         growth.step += 1
     assert growth.deadline() == math.inf
     growth.note_worker(200.0)
     assert growth.deadline() == 200.0 + DELAYS_SECONDS[1], "the first one's imports are there"
-    assert Growth(False, 100.0).deadline() == math.inf
+    assert Growth(False).deadline() == math.inf
 
 
-def test_workers_put_off_the_first_one() -> None:
-    growth = Growth(True, 100.0)
+def test_there_is_none_before_a_worker_whose_imports_it_inherits() -> None:
+    growth = Growth(True)
+    assert growth.deadline() == math.inf
+    growth.note_worker(100.0)
     growth.note_worker(101.0)
     assert growth.deadline() == 101.0 + DELAYS_SECONDS[0]
 
 
 def test_a_node_that_waits_for_all_imports_has_the_successor_forked_at_once_and_only_the_first() -> None:
-    growth = Growth(True, 100.0)
+    growth = Growth(True)
     growth.hasten(100.5)
     assert growth.deadline() <= 100.5, "without the pause that leaves the CPUs to workers"
     growth.step += 1
@@ -47,7 +50,7 @@ def test_a_node_that_waits_for_all_imports_has_the_successor_forked_at_once_and_
     ],
 )
 def test_a_successor_that_fails_is_ended_and_the_reason_is_known(end: str, reason: str) -> None:
-    growth = Growth(True, 100.0)
+    growth = Growth(True)
     assert growth.fork(100.0) is None
     link = growth.link
     assert link is not None

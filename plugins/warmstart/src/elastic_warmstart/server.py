@@ -81,7 +81,7 @@ class _ForkServer:
     def __init__(self, channel: Channel, order: Message, usual: Set[str]) -> None:
         environment = order["env"]
         self._channel, self._warden = channel, order["warden"]
-        self._later, self._growth = order["later"], Growth(bool(order["later"]), time.monotonic())
+        self._later, self._growth = order["later"], Growth(bool(order["later"]))
         is_coerced = COERCED in os.environ and COERCED not in environment
         self._own = {COERCED: os.environ[COERCED]} if is_coerced else {}
         self._environment, self._usual = environment, usual
@@ -283,13 +283,16 @@ class _ForkServer:
 
 
 class Growth:
-    """The successors of a fork server that has begun ``now``, if it ``grows``. Times are of the monotonic clock."""
+    """The successors of a fork server, if it ``grows``. Times are of the monotonic clock.
 
-    def __init__(self, grows: bool, now: float) -> None:
+    There is none before the first worker, unless it is hastened: a successor learns only from workers forked before it.
+    """
+
+    def __init__(self, grows: bool) -> None:
         self.steps = len(DELAYS_SECONDS) if grows else 0
-        self.step, self.forked_at = 0, now  # the next step, and the newest fork of a worker
+        self.step, self.forked_at = 0, math.inf  # the next step, and the newest fork of a worker
         self.link: Channel | None = None  # between a fork server and the successor that imports
-        self.pid, self._began = 0, now  # of the successor, which itself has 0 as the number
+        self.pid, self._began = 0, 0.0  # of the successor, which itself has 0 as the number
 
     def deadline(self) -> float:
         """Return when a successor is due, or when the one that imports is late; infinity for never."""
