@@ -307,15 +307,6 @@ DEFECTS: tuple[Defect, ...] = (
         3000,
         first=200,
     ),
-    Defect(
-        "workers start although their fence is due",
-        "Supervisor._start_workers",
-        "self._arm_fence() == 0.0",
-        "self._arm_fence() == -1.0",
-        "network",
-        1,
-        first=2146255,
-    ),
     Defect("the fence comes late", "FENCE_SHARE", "0.8", "1.5", "fenced", 3000, first=290),
     Defect(
         "a failed call is contact with the store",
@@ -382,6 +373,13 @@ DEFECTS: tuple[Defect, ...] = (
         "False",
         "split",
         200,
+    ),
+    Defect(
+        "a server that is not confirmed decides",
+        "StoreReader._lead",
+        "self._state.is_cut_off()",
+        "False",
+        "split",
     ),
     # Graceful stops
     Defect("the step of a plan is one too low", "continue_plan", "max(steps) + 1", "max(steps)", "graceful"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,13 +57,13 @@ class SimWorkerGroup:
         """True if the agent ends because of, or beside, a process that cannot be killed."""
         self._over = False
         self._fences = 0
-        self._fenced_at = math.inf
+        self._fenced_at = 0.0
         self._fences_unseen = 0
         """Number of fences that the agent has not seen yet."""
         self._fencing = False
         """True while a fence kills workers."""
-        self._fenced_without: float | None = None
-        """The node's last contact when it began a round while its fence was due."""
+        self._started_without: float | None = None
+        """The node's last contact when it started workers that its fence stops at once."""
         self._stops_requested = self._stops_completed = self._stops_seen = 0
         """Serials of the last stop that was requested, that was completed, and whose answer the agent has seen."""
         self._stops = 0
@@ -79,26 +78,25 @@ class SimWorkerGroup:
         self._over, self.offer, self.step = False, current.offer.id, None
         if self._stops_completed != self._stops_requested:
             world.checker.fail("I9", f"{self.agent.node_id} starts workers before those that it stops are gone")
-        if self._fenced_at <= self.host.clock.now():
-            world.checker.fail("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")
+        self._check_contact()
         if not self._fences_unseen:  # else whatever the agent asks for belongs to a round that is over
             self.worker = Worker(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def _check_contact(self) -> None:
-        """S4: no node begins a round without contact, so that its fence is due, unless newer entries end it anyway.
+        """S4: no node starts workers that its fence stops at once, unless newer entries end that round anyway.
 
-        It had half of that time left when it read of the round; only a node that is frozen takes as long to begin.
-        With stale reads, a node may lose contact between its row and the round, but not twice without contact.
+        A node that is frozen may, if it had half of the fence's time left when it read the newest entry. With stale
+        reads, a node may lose contact between its row and the round, but not twice without contact.
         """
         assert self.agent.supervisor is not None
         session, world = self.agent.supervisor.session, self.host.world
-        known_at, ledger = session.contact.known_at, session.ledger
-        had_contact = ledger.head_at - known_at < ASKED_SHARE * FENCE_SHARE * world.plan.fence_after
-        if had_contact or not ledger.is_live or ledger.head.index < world.store.master.head:
+        known_at, ledger, fence = session.contact.known_at, session.ledger, FENCE_SHARE * world.plan.fence_after
+        had_contact = ledger.head_at - known_at < ASKED_SHARE * fence or self.host.clock.now() - known_at < fence
+        if had_contact or ledger.head.index < world.store.master.head:
             return
-        if not world.store.stale_reads or self._fenced_without == known_at:
-            world.checker.fail("S4", f"{self.agent.node_id} begins a round without contact, and its fence is due")
-        self._fenced_without = known_at
+        if not world.store.stale_reads or self._started_without == known_at:
+            world.checker.fail("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")
+        self._started_without = known_at
 
     def alive(self) -> bool:
         return self.worker is not None and self.worker.state in (State.STARTING, State.RUNNING)
@@ -167,11 +165,9 @@ class SimWorkerGroup:
     def fence(self, seconds: float | None) -> None:
         """Set the dead-man's switch (rule S4) by the host's clock."""
         self._fences += 1
-        if seconds == 0.0 and self.worker is None and not self._fences_unseen:
-            self._check_contact()
-        clock = self.host.clock
-        self._fenced_at = math.inf if seconds is None else clock.now() + seconds
         if seconds is not None:
+            clock = self.host.clock
+            self._fenced_at = clock.now() + seconds
             self.host.world.hub.at(self.host.world.hub.now + seconds / clock.rate, self._fence_due, self._fences)
 
     def _fence_due(self, number: int) -> None:

@@ -205,16 +205,14 @@ class Supervisor:
         later = partial(self._describe_workers, current.number)
         self.resources.loop.later(seconds_to_workers_row(age, members, self.state.row.info.node_id), later)
 
-    def _arm_fence(self) -> float | None:
+    def _arm_fence(self) -> None:
         """Have the warden stop the workers if this agent or the store is silent for too long (rule S4).
 
-        Return in how many seconds. Once an embedded store is known to be gone, no other node can start a round, and the
-        workers may finish: None.
+        Once an embedded store is known to be gone, no other node can start a round, and the workers may finish.
         """
         busy = self.state.work in (Work.RUNNING, Work.STOPPING) and not self.session.store_gone
         seconds = self._isolation.fence_in(self.session.contact, self.state.ledger) if busy else None
         self.resources.fence(seconds)
-        return seconds
 
     def kill_workers(self) -> None:
         """End all workers at once; if the warden does not do it within its patience, kill the warden."""
@@ -275,6 +273,7 @@ class Supervisor:
                 self._exit = effect
 
     def _start(self, current: Round, restart_count: int) -> None:
+        self._arm_fence()
         try:
             self._stores.begin(current.offer)
         except (ElasticError, OSError) as exc:
@@ -285,8 +284,6 @@ class Supervisor:
     def _start_workers(self, current: Round, restart_count: int) -> None:
         if current.number != self.state.row.round or self.state.work is not Work.RUNNING:
             return  # the round has ended while its workers waited
-        if self._arm_fence() == 0.0:
-            return  # this host was frozen since it read of the round: the fence goes off now, and ends the node's part
         try:
             self.resources.group.start(current, restart_count)
             self._isolation.begin(current)
