@@ -241,8 +241,8 @@ def elastic_agent_ends(end: AgentEnd) -> None:
 
     Called on the main thread, when a node that had joined and its workers have ended, and the process may go on as
     another node; all plugins are called in turn. The exit waits: write with :meth:`AgentEnd.run`, which limits the
-    time and ends at a signal, and publish the result as ``rescued`` or ``rescue_failed``. A plugin that raises is reported as ``rescue_failed``, and the agent
-    ends as it would have.
+    time and ends at a signal, and publish the result as ``rescued`` or ``rescue_failed``. A plugin that raises is
+    reported as ``rescue_failed``, and the agent ends as it would have.
     """
 
 
@@ -376,7 +376,7 @@ def elastic_round_starts(round: RunningRound) -> None:
 def elastic_before_join(gate: JoinGate) -> None:
     """Add checks to the gate that this node passes before it joins its job (rule L17), by :meth:`JoinGate.add`.
 
-    A check keeps this host out by raising :class:`elastic_core.UnhealthyNodeError`, and pauses by :meth:`JoinGate.wait`.
+    A check keeps this host out by raising :class:`elastic_core.UnhealthyNodeError`, and waits by :meth:`JoinGate.wait`.
     Checks run before each join, also over a rendezvous handler of others, and never in a node that is in a round.
     Called on the main thread, for each node that the agent becomes: add the checks, and return at once. Plugins are
     called in the order of their registration.
