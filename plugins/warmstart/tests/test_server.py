@@ -420,6 +420,13 @@ def complete(listener: Workers) -> StarterReady:
     return listener.wait(StarterReady, lambda event: event.complete)
 
 
+def hastened(listener: Workers) -> StarterReady:
+    """Wait for the first imports of a fork server that has forked no worker, and have it import the rest at once."""
+    ready = listener.wait(StarterReady)
+    listener.warden.complete_starter()
+    return ready
+
+
 def module(listener: Workers, name: str, text: str) -> None:
     (listener.modules / f"{name}.py").write_text(text)
 
@@ -459,6 +466,7 @@ def test_a_fork_server_with_nothing_to_do_imports_the_rest_and_those_that_live_k
 def test_a_fork_server_stays_if_that_comes_to_nothing(listener: Workers, text: str, reason: str) -> None:
     module(listener, "late", text)
     listener.preload(program=IMPORTED, later=["late"])
+    hastened(listener)
     assert reason in complete(listener).text
     worker, imported = listener.running()
     assert (imported, worker.warm) == ("False", True)
@@ -473,7 +481,7 @@ def test_a_fork_server_serves_while_its_successor_imports_and_either_may_die_the
         listener, "late", f"open({str(started)!r}, 'w').write(str(__import__('os').getpid()))\nopen({str(go)!r}).read()"
     )
     listener.preload(program=IMPORTED, later=["late"])
-    first = listener.wait(StarterReady)
+    first = hastened(listener)
     successor = int(started.read_text())
     worker, imported = listener.running()
     assert (imported, worker.warm) == ("False", True)
@@ -481,6 +489,7 @@ def test_a_fork_server_serves_while_its_successor_imports_and_either_may_die_the
     listener.wait(StarterDied)
     gone(successor)
     second = listener.wait(StarterReady, lambda event: event.pid != first.pid)
+    listener.warden.complete_starter()
     successor = int(started.read_text())
     go.write_text("")
     grown = complete(listener)
@@ -507,8 +516,7 @@ def test_a_fork_server_that_is_told_that_no_worker_is_to_start_imports_the_rest_
     module(listener, "patient", PATIENT)
     module(listener, "late", "")
     listener.preload("patient", program=IMPORTED, later=["late"])
-    assert not listener.wait(StarterReady).complete
-    listener.warden.complete_starter()
+    assert not hastened(listener).complete
     assert "has imported late besides" in complete(listener).text
     listener.warden.complete_starter()
     _, imported = listener.running()
@@ -520,6 +528,7 @@ def test_a_thread_in_the_fork_server_is_not_lost_in_its_successor(listener: Work
     module(listener, "threaded", thread)
     module(listener, "late", "")
     listener.preload("threaded", program=IMPORTED, later=["late"])
+    hastened(listener)
     assert "2 threads" in complete(listener).text
     worker, _ = listener.running()
     assert not worker.warm
@@ -530,7 +539,7 @@ def test_a_request_that_meets_the_hand_over_is_fulfilled_once(listener: Workers)
     os.mkfifo(go)
     module(listener, "late", f"open({str(go)!r}).read()")
     listener.preload(program=IMPORTED, later=["late"])
-    first = listener.wait(StarterReady)
+    first = hastened(listener)
     with go.open("w"):  # the successor has begun to import
         os.kill(first.pid, signal.SIGSTOP)
         tags = [listener.spawn() for _ in range(3)]
@@ -551,7 +560,7 @@ def test_a_stalled_fork_server_ends_with_its_successor(listener: Workers) -> Non
     os.mkfifo(go)
     module(listener, "late", f"open({str(go)!r}).read()")
     listener.preload(program=IMPORTED, later=["late"])
-    first = listener.wait(StarterReady)
+    first = hastened(listener)
     with go.open("w"):  # the successor has begun to import
         (successor,) = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
         os.kill(first.pid, signal.SIGSTOP)

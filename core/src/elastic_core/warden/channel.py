@@ -1,4 +1,4 @@
-"""JSON messages with descriptors over a stream socket, between agent and warden. Nothing here blocks."""
+"""JSON messages with descriptors over a stream socket: agent, warden, starter. Nothing here blocks."""
 
 from __future__ import annotations
 

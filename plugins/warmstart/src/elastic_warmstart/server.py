@@ -56,6 +56,7 @@ DELAYS_SECONDS = (2.0, 10.0, 30.0, 120.0, 600.0)
 """After the newest fork of a worker, when a successor is due: the workers import at first, and should have the CPUs.
 All but the first also import what workers have imported by then."""
 SUCCESSOR_MAX_SECONDS = 600.0  # for the imports of a successor
+REAP_MAX_LOOKS, REAP_LOOK_SECONDS = 100, 0.01  # for one that was killed; meanwhile no worker is forked
 NOTHING_NEW = "nothing is left to be imported"  # why there is none if it would be the same
 Requests: TypeAlias = "list[tuple[Message, list[int]]]"  # each with its descriptors
 COERCED = "LC_CTYPE"  # a variable that the interpreter itself may set when it starts (PEP 538)
@@ -114,9 +115,12 @@ class _ForkServer:
 
     def _poll(self, seconds: float) -> bool:
         """Wait for a message, but not when :meth:`_grow` has something to do; True if there is one."""
-        seconds = min(seconds, self._growth.deadline() - time.monotonic(), 1e9)  # infinity is no timeout
-        sockets = [self._channel, *filter(None, [self._growth.link])]
-        return bool(select.select(sockets, [], [], max(0.0, seconds))[0])
+        self._channel.flush()
+        sockets = [self._channel]
+        if self._channel.is_between_messages:
+            seconds = min(seconds, self._growth.deadline() - time.monotonic())
+            sockets += filter(None, [self._growth.link])
+        return bool(select.select(sockets, [], [], min(max(0.0, seconds), 1e9))[0])  # infinity is no timeout
 
     def _grow(self, now: float) -> bool:
         """Fork a successor that is due, or give way to one that is ready; True in a worker that it has forked."""
@@ -336,11 +340,20 @@ class Growth:
             return None
         if report is None or report["event"] == "failed":
             signal_group(self.pid, signal.SIGKILL)
-            how = describe_exit(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+            how = _reap(self.pid)
             report = report or {"event": "failed", "reason": f"the process that imported it {how}"}
             link.close()
             self.link = None
         return report
+
+
+def _reap(pid: int) -> str:
+    """Return how a killed process has ended. One that waits in the kernel, as for a disk, is left to itself."""
+    for _ in range(REAP_MAX_LOOKS):
+        if (found := os.waitpid(pid, os.WNOHANG))[0]:
+            return describe_exit(os.waitstatus_to_exitcode(found[1]))
+        time.sleep(REAP_LOOK_SECONDS)
+    return "cannot be killed"
 
 
 def describe_growth(modules: Sequence[str], seconds: float, learned: Learned) -> str:
