@@ -5,7 +5,7 @@ imported, the starter's entry is called there, and from then on it forks. A fork
 would (``elastic_core.starter``). Nothing in here blocks.
 
 The entry is called with the descriptor of a socket. ``Channel`` reads messages from it: first the starter's own order
-with the pid of the ``warden``, then requests, each with descriptors, whose names ``request["descriptors"]`` has in their
+with the pid of the ``warden``, then requests, each with descriptors, whose names ``request["descriptors"]`` has in
 order. The starter answers with ``{"event": "ready", "text": …, "fields": {…}}``, or ``{"event": "failed", "reason":
 …}``, and ends when the channel closes. Another answer with ``ready`` says what has changed. With a ``pid``, a child of
 the starter replaces it: the starter sends that as its last act, between two messages, and dies; the child reads the
