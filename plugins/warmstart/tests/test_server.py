@@ -59,7 +59,9 @@ if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         print(os.getpid())
-        signal.pause()
+        import sys, time
+        open("/tmp/say.log","a").write(f"{message}  x")
+        time.sleep(1000)
     os._exit(0)
 os.wait()
 signal.pause()
@@ -553,6 +555,72 @@ def test_a_request_that_meets_the_hand_over_is_fulfilled_once(listener: Workers)
     assert sorted(event.tag for event in listener.all_of(Spawned)) == [*tags, 100]
     gone(first.pid)
     assert listener.all_of(StarterDied) == []
+
+
+HELD = """
+import os
+end, held = os._exit, os.getpid()
+
+def hold(code):
+    if os.getpid() == held:
+        open({release!r}).read()
+    end(code)
+
+os._exit = hold
+"""
+
+
+def test_requests_that_come_between_the_end_of_a_fork_server_and_its_successor_are_fulfilled_once(
+    listener: Workers,
+) -> None:
+    release = listener.folder / "release"
+    os.mkfifo(release)
+    module(listener, "held", HELD.format(release=str(release)))
+    module(listener, "late", "")
+    listener.preload("held", program=IMPORTED, later=["late"])
+    first = hastened(listener)
+    assert complete(listener).pid != first.pid
+    reading, writing = os.pipe()
+    tags = [listener.spawn(stdout=writing) for _ in range(3)]
+    os.close(writing)
+    assert alive(first.pid), "it reads nothing more"
+    release.write_text("")
+    with open(reading) as file:
+        assert [file.readline() for _ in tags] == ["True\n"] * 3, "the successor has forked them"
+    spawned = [listener.wait(Spawned, lambda event: event.tag == tag) for tag in tags]  # noqa: B023
+    assert all(event.warm for event in spawned)
+    assert sorted(event.tag for event in listener.all_of(Spawned)) == tags
+    assert listener.all_of(StarterDied) == []
+
+
+SILENT = """
+import signal, sys
+frame = sys._getframe()
+while "Growth" not in frame.f_globals:
+    frame = frame.f_back
+Channel = frame.f_globals["Channel"]
+send = Channel.send
+
+def say(channel, message, descriptors=()):
+    if "step" in message:
+        signal.pause()
+    send(channel, message, descriptors)
+
+Channel.send = say
+"""
+
+
+def test_a_fork_server_that_is_killed_before_its_successor_may_go_on_is_replaced(listener: Workers) -> None:
+    module(listener, "silent", SILENT)
+    module(listener, "late", "")
+    listener.preload("silent", program=IMPORTED, later=["late"])
+    first = hastened(listener)
+    grown = complete(listener)
+    os.kill(first.pid, signal.SIGKILL)
+    listener.wait(StarterReady, lambda event: event.pid not in (first.pid, grown.pid))
+    gone(grown.pid)
+    _, imported = listener.running()
+    assert imported == "False"
 
 
 def test_a_stalled_fork_server_ends_with_its_successor(listener: Workers) -> None:
