@@ -351,14 +351,6 @@ DEFECTS: tuple[Defect, ...] = (
         200,
     ),
     Defect(
-        "a round begins with little contact left",
-        "StoreReader._have_contact",
-        "self._state.is_cut_off(ASKED_SHARE)",
-        "self._state.is_cut_off()",
-        "fleet",
-        first=4_153_299,
-    ),
-    Defect(
         "a round that was put back begins without contact",
         "StoreReader._restore",
         "self._have_contact(store, found[1])",

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from session_parts import ignore, job, leader_of, state_of
+from views import live, start
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.session.contact import RETRY_FIRST, RETRY_MOST, Backoff, StoreWait
+from elastic_core.protocol.codec import encode_entry
+from elastic_core.session.contact import FENCE_SHARE, RETRY_FIRST, RETRY_MOST, Backoff, StoreWait
+from elastic_core.session.reader import StoreReader
 from elastic_core.session.runtime import Runtime
 
 
@@ -126,3 +130,16 @@ def test_the_first_connection_is_given_up_when_its_time_is_over() -> None:
 def test_a_lasting_error_ends_the_wait_at_once() -> None:
     wrong = RendezvousConnectionError("wrong password", lasting=True)
     assert connected([wrong], 60.0) == ("raised: wrong password", [], 0)
+
+
+@pytest.mark.parametrize(("share", "asks"), [(0.4, False), (0.6, True)])
+def test_a_node_has_half_of_its_fences_time_left_when_it_reads_of_a_round(share: float, asks: bool) -> None:
+    """Its workers may start much later: those of the round before have to end (rule S4)."""
+    store, ledger, now = job(), live("ab"), [0.0]
+    assert store.append(start().head.link, ledger.head.link, encode_entry(ledger.head))
+    runtime = Runtime(now=lambda: now[0])
+    state = state_of("b", ledger, store, runtime)
+    reader = StoreReader(state, leader_of(ignore, runtime, ignore))  # type: ignore[arg-type]  # it judges nothing
+    now[0] = share * FENCE_SHARE * ledger.settings.timing.fence_after
+    reader._have_contact(store, ledger)
+    assert state.contact.known_at == (now[0] if asks else 0.0)
