@@ -60,7 +60,7 @@ def test_a_successor_that_fails_is_ended_and_the_reason_is_known(end: str, reaso
     assert growth.deadline() == 100.0 + SUCCESSOR_MAX_SECONDS
     late, report = "did not end" in reason, None
     while report is None:
-        report = growth.read_report(link, growth.deadline() if late else 100.0)
+        report = growth.read_answer(link, growth.deadline() if late else 100.0)
     assert report == {"event": "failed", "reason": reason}
     assert growth.link is None
     with pytest.raises(ChildProcessError):

@@ -128,11 +128,12 @@ class _ForkServer:
         if not self._channel.is_between_messages:
             return False
         if growth.link is not None:
-            if (report := growth.read_report(growth.link, now)) is not None and report["event"] == "ready":
-                self._channel.send(report)
+            answer = growth.read_answer(growth.link, now)
+            if answer is not None and answer["event"] == "ready":
+                self._channel.send(answer)
                 growth.link.send({"step": growth.step, "forked_at": growth.forked_at})
                 os._exit(0)
-            reason = report and report["reason"]
+            reason = None if answer is None else answer["reason"]
         elif now >= growth.deadline():
             if self._sources.find_changed() is not None:
                 os._exit(0)  # as in _serve
@@ -331,20 +332,20 @@ class Growth:
         self.link, self._began = ours, now
         return None
 
-    def read_report(self, link: Channel, now: float) -> Message | None:
+    def read_answer(self, link: Channel, now: float) -> Message | None:
         """Return the successor's answer for the warden, None while it imports. End one that has failed or is late."""
-        report = next((message for message, _ in link.receive()), None)
-        if report is None and now >= self.deadline():
-            report = {"event": "failed", "reason": f"its import did not end within {SUCCESSOR_MAX_SECONDS:.0f} s"}
-        if report is None and not link.closed:
+        answer = next((message for message, _ in link.receive()), None)
+        if answer is None and now >= self.deadline():
+            answer = {"event": "failed", "reason": f"its import did not end within {SUCCESSOR_MAX_SECONDS:.0f} s"}
+        if answer is None and not link.closed:
             return None
-        if report is None or report["event"] == "failed":
+        if answer is None or answer["event"] == "failed":
             signal_group(self.pid, signal.SIGKILL)
             how = _reap(self.pid)
-            report = report or {"event": "failed", "reason": f"the process that imported it {how}"}
+            answer = answer or {"event": "failed", "reason": f"the process that imported it {how}"}
             link.close()
             self.link = None
-        return report
+        return answer
 
 
 def _reap(pid: int) -> str:
