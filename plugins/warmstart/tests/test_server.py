@@ -586,7 +586,8 @@ def test_requests_that_come_between_the_end_of_a_fork_server_and_its_successor_a
     assert alive(first.pid), "it reads nothing more"
     release.write_text("")
     with open(reading) as file:
-        assert [file.readline() for _ in tags] == ["True\n"] * 3, "the successor has forked them"
+        lines = "".join(file.readline() for _ in tags)  # the workers write at the same time
+    assert lines.replace("\n", "") == "True" * 3, "the successor has forked them"
     spawned = [listener.wait(Spawned, lambda event: event.tag == tag) for tag in tags]  # noqa: B023
     assert all(event.warm for event in spawned)
     assert sorted(event.tag for event in listener.all_of(Spawned)) == tags
