@@ -76,9 +76,9 @@ def settings_refusal(
 ) -> RendezvousRefusedError | None:
     """Return the error for a node whose settings differ from the run's: it names what differs and both nodes.
 
-    The agreements must be the same, and so must the programs, their arguments and the versions, unless they may differ:
-    in a job with an id, programs of different roles may. A job that is ``unnamed`` has no id, so that only the command
-    shows whether it is the same job.
+    Agreements, programs and their arguments must be equal, and versions unless a mismatch is allowed. In a job with an
+    id, programs of different roles may differ. A job that is ``unnamed`` has no id, so only an equal command shows that
+    a node belongs to it.
     """
     if (refusal := program_refusal(opener, mine, unnamed=unnamed)) is not None:
         return refusal
@@ -96,7 +96,7 @@ def settings_refusal(
 
 
 def program_refusal(opener: Settings, mine: Settings, *, unnamed: bool) -> RendezvousRefusedError | None:
-    """Return the error for a node that runs another program than the run; None if it is the same, as far as known."""
+    """Return the error for a node whose program differs from the run's; None if both are equal, or one is unknown."""
     theirs, own = opener.command, mine.command
     if theirs.role != own.role and not unnamed:
         return None

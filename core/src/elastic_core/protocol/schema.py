@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
 
 class SchemaError(ValueError):
-    """The value at a ``path`` in what was read, e.g. ``.body.members[2]``, is not of the schema; ``what`` says why."""
+    """The value at ``path`` of the JSON, such as ``.body.members[2]``, does not fit the schema; ``what`` is why."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(f"{path} {what}")

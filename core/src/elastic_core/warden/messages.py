@@ -90,7 +90,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class StarterReady:
-    """The starter forks workers from now on; or, if it was sent before, what has changed: it has imported more."""
+    """The starter has imported modules, and forks workers. Sent again each time that it has imported more modules."""
 
     pid: int  # another one if another process has replaced the starter
     text: str  # in one sentence, for people

@@ -7,7 +7,7 @@ would (``elastic_core.starter``). Nothing in here blocks.
 The entry is called with the descriptor of a socket. ``Channel`` reads messages from it: first the starter's own order
 with the pid of the ``warden``, then requests, each with descriptors, whose names ``request["descriptors"]`` has in
 order. The starter answers with ``{"event": "ready", "text": …, "fields": {…}}``, or ``{"event": "failed", "reason":
-…}``, and ends when the channel closes. Another answer with ``ready`` says what has changed. With a ``pid``, a child of
+…}``, and ends when the channel closes. It sends ``ready`` again after more imports. With a ``pid``, a child of
 the starter replaces it: the starter sends that as its last act, between two messages, and dies; the child reads the
 next request from the same socket, and becomes the warden's (``die_once_adopted``). ``"complete": false`` says that the
 starter is to import more later.
@@ -100,7 +100,7 @@ class StarterClient:
         return self._start() if settings else None
 
     def complete(self) -> None:
-        """Have the starter import now what it would import later."""
+        """Have the starter import its remaining modules now."""
         if self.is_ready and self.channel is not None:
             self.channel.send({"kind": "COMPLETE", "descriptors": []})
 
