@@ -77,7 +77,7 @@ def settings_refusal(
     """Return the error for a node whose settings differ from the run's: it names what differs and both nodes.
 
     Agreements must be equal, and versions unless a mismatch is allowed. Nodes of one role must run the same program. A
-    job that is ``unnamed`` has no id, so only an equal command shows that a node belongs to it: there all nodes must run
+    job that is ``unnamed`` has no id, so only an equal command shows that a node belongs to it: all its nodes must run
     the same program, with the same arguments.
     """
     if (refusal := program_refusal(opener, mine, unnamed=unnamed)) is not None:
