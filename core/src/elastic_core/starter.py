@@ -30,8 +30,9 @@ class Starter:
     """A process that forks workers on request, as the warden starts it.
 
     It begins with the workers' own command. Just before its interpreter turns to the program, ``entry`` is called with
-    the descriptor of a socket to the warden, and the names of the modules that a fresh interpreter has. The call
-    returns in forked workers only, whose interpreters then run the program as fresh ones would.
+    the descriptor of a socket to the warden, the names of the modules that a fresh interpreter has, and a function that
+    executes a worker's startup files. The call returns in forked workers only, whose interpreters then run the program
+    as fresh ones would.
     """
 
     entry: str  # ``module:function``

@@ -30,7 +30,7 @@ SOURCE = """
 import os, select, signal, socket
 from elastic_core.warden import Channel, close_all, die_once_adopted, take_descriptors
 
-def run(control, usual):
+def run(control, usual, execute):
     channel = Channel(socket.socket(fileno=control))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     greeting = None
@@ -63,6 +63,7 @@ def run(control, usual):
                 os.setsid()
                 take_descriptors(given, os.environ)
                 os.environ.update(message["env"], GREETING=greeting)
+                execute(message["startup"])
                 os.write(pipe, b"ok %d 3\\n" % os.getpid())
                 close_all(descriptors)
                 channel.close()

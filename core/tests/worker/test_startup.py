@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from elastic_core.warden.spawn import PREPARE_WORKER, STAGE, STARTUP, prepare_worker
+from elastic_core.warden.starter import ENTRY, ROOTS
+from elastic_core.worker.channel import CONTROL_VARIABLE
 
 REPORT = """
 import json, os, sys
@@ -79,27 +81,37 @@ def test_a_worker_that_is_prepared_finds_no_trace(before: dict[str, str], file: 
     assert rest == others
 
 
-FRESH = ""
-FORKED = """
-from elastic_core.warden import execute, functions_at_end
-at_end = functions_at_end()  # as a starter does, before its imports
-atexit.register(lambda: os.write(1, b"a module's\\n"))
-execute(sys.argv[1:], at_end)
+STARTER = """
+import atexit, os
+
+def enter(control, usual, execute):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        os._exit(0)
+    atexit.register(lambda: os.write(1, b"a module's\\n"))
+    execute([os.environ["FILE"]])
 """
 ENDS = """
+import atexit, os
 atexit.register(lambda: os.write(1, b"its own\\n"))
 if child := os.fork():
     os.waitpid(child, 0)
 """
 
 
-@pytest.mark.parametrize("start", [FRESH, FORKED], ids=["fresh", "forked"])
-def test_a_file_has_functions_called_after_those_of_atexit_also_in_a_fork_of_the_worker(start: str, file: str) -> None:
-    command, env = [sys.executable, "-c", f"import atexit, os, sys\n{start}{ENDS}"], dict(os.environ)
-    if start == FRESH:
+@pytest.mark.parametrize("forked", [False, True], ids=["fresh", "forked"])
+def test_a_file_has_functions_called_after_those_of_atexit_also_in_a_fork_of_the_worker(
+    forked: bool, file: str, tmp_path: Path
+) -> None:
+    command, env = [sys.executable, "-c", ENDS], dict(os.environ)
+    if forked:
+        (tmp_path / "starts.py").write_text(STARTER)
+        env |= {STAGE: "starter", ENTRY: "starts:enter", ROOTS: str(tmp_path), CONTROL_VARIABLE: "0", "FILE": file}
+        env["PYTHONPATH"] = STARTUP
+    else:
         prepare_worker(command, env, [file])
-    done = subprocess.run([*command, file], env=env, capture_output=True, text=True, check=True)
-    expected = ["its own", *(["a module's"] if start == FORKED else []), "at the end"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    expected = ["its own", *(["a module's"] if forked else []), "at the end"]
     assert (done.stdout.splitlines(), done.stderr) == (2 * expected, "")
 
 

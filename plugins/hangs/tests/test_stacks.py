@@ -148,11 +148,11 @@ atexit.register(lambda: os.write(2, b"" if callable(signal.getsignal(SIGNAL_RUNN
 PREPARED_FIRST = PREPARE + CHECKED
 PREPARED_LATE = f"""
 import atexit
-from elastic_core.warden import functions_at_end
 from elastic_hangs.stack_dump import prepare
-at_end = functions_at_end()  # as the fork server does, before its imports
+at_end = []
+atexit.register(lambda: [at_end.pop()() for _ in at_end[:]])  # as in a fork server, before its imports
 {CHECKED}
-prepare(at_end)
+prepare(at_end.append)
 {CHECKED}
 """
 

@@ -24,7 +24,7 @@ NAMES = {
     "ignore_requests_to_end kill read_proc run_nanoseconds running_process signal_group stat_fields state_of "
     "subreaping waits_in",
     "warden.messages": "Exited SpawnFailed Spawned StopCompleted Stuck WardenDied WardenEvent",
-    "warden.spawn": "execute functions_at_end take_descriptors volunteer_for_oom",
+    "warden.spawn": "take_descriptors volunteer_for_oom",
 }
 
 __getattr__ = names_of(__name__, NAMES)

@@ -9,16 +9,13 @@ our ``sitecustomize`` before its program.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import enum
 import fcntl
 import json
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from types import ModuleType
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from elastic_core.warden.channel import Message, close_all
 from elastic_core.warden.linux import die_with_parent, signal_group
@@ -26,9 +23,7 @@ from elastic_core.worker.channel import CONTROL_VARIABLE
 
 TYPE_CHECKING = False  # typing's: see channel
 if TYPE_CHECKING:
-    from typing import NoReturn, TypeAlias
-
-    AtEnd: TypeAlias = Callable[[Callable[[], object]], object]
+    from typing import NoReturn
 
 OUT_OF_THE_WAY = 48
 """The least number of a control channel: a script's files have numbers from 3 on, a shell's near 63 and 255."""
@@ -221,33 +216,6 @@ def _takes_sitecustomize(argv: Sequence[str]) -> bool:
                     next(rest, None)
                 break
     return True
-
-
-def execute(files: Iterable[str], at_end: AtEnd) -> None:
-    """In a worker that a starter has forked: execute the files of ``request["startup"]``, as a fresh one does."""
-    loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
-    for path in files:
-        module = ModuleType(os.path.basename(path).removesuffix(".py"))
-        with contextlib.suppress(Exception, SystemExit):  # the program runs all the same
-            exec(loader(module.__name__, path).get_code(module.__name__), module.__dict__)
-            module.prepare(at_end)
-
-
-def functions_at_end() -> AtEnd:
-    """Return a function that has functions called after those of ``atexit``, the last one first.
-
-    Call it in a starter before that imports modules, which may register with ``atexit``, and give it to
-    :func:`execute` in each worker.
-    """
-    functions: list[Callable[[], object]] = []
-
-    def call() -> None:
-        while functions:
-            with contextlib.suppress(Exception):  # the others are called all the same
-                functions.pop()()
-
-    atexit.register(call)
-    return functions.append
 
 
 def _become(child: Child, given: Mapping[str, int], pipe: int, warden: int) -> NoReturn:

@@ -24,7 +24,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeAlias
 
 from elastic_core.exit_codes import describe_exit
@@ -34,8 +34,6 @@ from elastic_core.warden import (
     close_all,
     die_once_adopted,
     die_with_parent,
-    execute,
-    functions_at_end,
     ignore_requests_to_end,
     signal_group,
 )
@@ -59,15 +57,16 @@ SUCCESSOR_MAX_SECONDS = 600.0  # for the imports of a successor
 REAP_MAX_LOOKS, REAP_LOOK_SECONDS = 100, 0.01  # for one that was killed; meanwhile no worker is forked
 NOTHING_NEW = "nothing is left to be imported"  # why there is none if it would be the same
 Requests: TypeAlias = "list[tuple[Message, list[int]]]"  # each with its descriptors
+Execute: TypeAlias = "Callable[[Iterable[str]], None]"  # executes a worker's startup files
 COERCED = "LC_CTYPE"  # a variable that the interpreter itself may set when it starts (PEP 538)
 
 
-def run(control: int, usual: Set[str]) -> None:
+def run(control: int, usual: Set[str], execute: Execute) -> None:
     """Be the fork server until the warden closes the channel; returns in workers only, and in each once."""
     os.set_inheritable(control, False)
     channel = Channel(socket.socket(fileno=control))
     [(order, _), *requests] = _wait(channel)
-    server = _ForkServer(channel, order, usual)
+    server = _ForkServer(channel, order, usual, execute)
     modules, seconds = order["modules"], _preload(order["modules"], channel)
     told = f"the fork server has imported {', '.join(modules)} in {seconds:.2f} s: workers start warm"
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -79,17 +78,16 @@ def run(control: int, usual: Set[str]) -> None:
 class _ForkServer:
     """The state that all forks share; it goes on in a successor. It is made before any module is imported."""
 
-    def __init__(self, channel: Channel, order: Message, usual: Set[str]) -> None:
+    def __init__(self, channel: Channel, order: Message, usual: Set[str], execute: Execute) -> None:
         environment = order["env"]
         self._channel, self._warden = channel, order["warden"]
         self._later, self._growth = order["later"], Growth(bool(order["later"]))
         is_coerced = COERCED in os.environ and COERCED not in environment
         self._own = {COERCED: os.environ[COERCED]} if is_coerced else {}
-        self._environment, self._usual = environment, usual
+        self._environment, self._usual, self._execute = environment, usual, execute
         self._title = ForkTitle()
         self._title.show_server()
         child.replace_environment({**environment, **self._own, **libraries.WHILE_IMPORTING})
-        self._at_end = functions_at_end()
         self._learning, self._sources = Learning(), Sources(library_roots())
 
     def examine(self) -> None:
@@ -281,7 +279,7 @@ class _ForkServer:
         child.become(request, given, {**self._learning.set_by_imports, **request["env"], **self._own})
         self._title.show_environment({name: os.environ[name] for name in os.environ if name not in self._own})
         self._libraries.renew(os.environ)
-        execute(request["startup"], self._at_end)
+        self._execute(request["startup"])
         if "control" in given:
             libraries.watch_process_group(lambda: report(INITIALIZED))
         return libraries.objection()

@@ -2,8 +2,9 @@
 
 ``ELASTIC_STARTUP`` is ``probe`` in the interpreter that shows that this file is found, and ``starter`` in the starter,
 where the import returns in workers only. It is ``worker`` in a worker that starts fresh, which executes the files that
-follow (``elastic_worker_startup``). In other processes, and afterwards in a worker, this module hides: it ends with the
-usual ``ImportError`` of a missing module, which ``site`` ignores.
+follow (``elastic_worker_startup``); the starter's entry gets the function that does so. In other processes, and
+afterwards in a worker, this module hides: it ends with the usual ``ImportError`` of a missing module, which ``site``
+ignores.
 """
 
 import os
@@ -11,7 +12,7 @@ import sys
 
 TYPE_CHECKING = False  # typing's, which is not loaded
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 def _stand_aside() -> None:
@@ -47,7 +48,7 @@ def _be_the_starter() -> None:
             del sys.modules[name]
         os.environ.pop("ELASTIC_STARTER_ROOM", None)
         starter = os.getpid()
-        enter(int(os.environ.pop("ELASTIC_CONTROL_FD")), usual)
+        enter(int(os.environ.pop("ELASTIC_CONTROL_FD")), usual, _executor())
         if os.getpid() == starter:
             os._exit(1)
     except KeyboardInterrupt:  # in a worker whose program has not begun; no traceback
@@ -61,8 +62,11 @@ def _be_the_starter() -> None:
         os._exit(1)
 
 
-def _prepare_worker(files: list[str]) -> None:
-    """Execute files and their ``prepare``, without an import: that would leave their packages in ``sys.modules``."""
+def _executor() -> "Callable[[Iterable[str]], None]":
+    """Return a function that executes files and their ``prepare``, without an import of their packages.
+
+    What a file gives to ``at_end`` is called after all functions of ``atexit`` that are registered from now on.
+    """
     import atexit  # which is built in
 
     at_end: list[Callable[[], object]] = []
@@ -74,15 +78,18 @@ def _prepare_worker(files: list[str]) -> None:
             except Exception:  # the others are called all the same
                 continue
 
-    atexit.register(call)  # one for all, as in a starter's worker
-    for path in files:
-        name = os.path.basename(path).removesuffix(".py")
-        module = type(sys)(name)
-        try:
-            exec(sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path).get_code(name), module.__dict__)
-            module.prepare(at_end.append)
-        except (Exception, SystemExit):  # such as a module that this interpreter lacks: the program runs all the same
-            continue
+    def execute(files: "Iterable[str]") -> None:
+        loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
+        for path in files:
+            module = type(sys)(os.path.basename(path).removesuffix(".py"))
+            try:
+                exec(loader(module.__name__, path).get_code(module.__name__), module.__dict__)
+                module.prepare(at_end.append)
+            except (Exception, SystemExit):  # such as a module that this interpreter lacks: the program runs anyway
+                continue
+
+    atexit.register(call)
+    return execute
 
 
 _stage, *_files = os.environ.pop("ELASTIC_STARTUP", "").split(os.pathsep)
@@ -92,7 +99,7 @@ elif _stage == "starter":
     _be_the_starter()
 else:
     if _stage == "worker":
-        _prepare_worker(_files)
+        _executor()(_files)
     _stand_aside()
 if sys.modules.get(__name__) is None or sys.modules[__name__].__dict__ is globals():
     raise ImportError(f"No module named {__name__!r}", name=__name__)
