@@ -35,7 +35,7 @@ class EndedWorker:
     seconds: float = 0.0  # since the start of the round
     sent: int = 0  # the last signal that the agent has sent it to end it; 0 for none
     records: bool = False
-    """Whether it has reported that it records the exception that ends it (the packet ``recording``). False after
+    """True if it has reported that it records the exception that ends it (the packet ``recording``). False after
     ``failed``, since the record may be missing on a full disk."""
     over: bool = False  # whether it has reported that its program has ended (``failed``, ``over``)
 

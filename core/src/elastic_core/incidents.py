@@ -46,7 +46,7 @@ class Explanation:
     name: str = ""  # the failure in plain words; '' where only its class is known
     advice: str = ""  # what to do, in one sentence; '' where nothing is known
     hosts_fault: bool = False
-    """Whether it can be the fault of the worker's host, so that the job may do better without this host."""
+    """True if it can be the fault of the worker's host, so that the job may do better without this host."""
 
 
 class IncidentKind(str, enum.Enum):
@@ -113,7 +113,7 @@ class Incident:
     """The path of the checkpoint that the exception names, or that the library call which raised it was given; ''
     for none."""
     counts_on: bool = True
-    """Whether ``step`` counts on over rounds. That of a bar which begins at 0 in each round does not, so it is shown to
+    """True if ``step`` counts on over rounds. That of a bar which begins at 0 in each round does not, so it is shown to
     people and not remembered."""
     others: str = field(default="", metadata={"skippable": True})
     """The places of other ranks when this failure, which follows from the loss of a peer, ended the round, as ``rank 3
@@ -312,7 +312,7 @@ class Failure:
     the others. What ranks say of these differs."""
     after: float | None = None  # None where it is not known
     moved: bool = False
-    """Whether the workers of its round moved, as far as their output shows: a bar that begins anew in each round moves,
+    """True if the workers of its round moved, as far as their output shows: a bar that begins anew in each round moves,
     although its steps cannot be compared."""
     checkpoint: str = ""  # the name of the file
     failure_class: FailureClass = FailureClass.UNKNOWN
@@ -345,6 +345,6 @@ class History:
     """The newest failures that spent a restart, oldest first, at most 32. The incident that is judged is not among
     them."""
     new_checkpoint: bool = False
-    """Whether the round of that incident had saved a newer checkpoint than the rounds before it, as far as a node has
+    """True if the round of that incident had saved a newer checkpoint than the rounds before it, as far as a node has
     noticed (``--checkpoint_pattern``, ``--checkpoint_path``, and what frameworks print)."""
     moved: bool = False  # as :attr:`Failure.moved`, of that round

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LARGEST_STEP = 2**53  # steps and samples are smaller
-PROGRESS_GROUPS = ("step", "loss", "samples", "epoch")
-"""The names of what a report and an expression may say."""
+PROGRESS_GROUPS = ("step", "loss", "samples", "epoch")  # the names of what a report and an expression may say
 _STEP_OF_PATH = re.compile(r"(?:step|iter|checkpoint|ckpt)[a-z]*[-_=]?(\d+)", re.IGNORECASE)
 
 
@@ -22,7 +21,7 @@ class Progress:
     samples: int | None = None  # that have been trained on
     epoch: float | None = None  # also a part of one, as 1.25
     counts_on: bool = field(default=True, repr=False, compare=False)
-    """Whether the step counts on over rounds. That of a bar without an epoch does not if the bar began at 0, nor does a
+    """True if the step counts on over rounds. That of a bar without an epoch does not if the bar began at 0, nor does a
     step beside an epoch that is not read: each can be of one epoch."""
 
     @property

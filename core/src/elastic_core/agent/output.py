@@ -90,7 +90,7 @@ class Routes:
     shown: Collection[int] | None = None
     """The local ranks that the console shows; streams of the others go to files only. None for all."""
     several: bool = False
-    """Whether the console shows more than one worker: then in whole lines. A single worker has the agent's own stdout,
+    """True if the console shows more than one worker: then in whole lines. A single worker has the agent's own stdout,
     unless that is kept as well."""
 
     @classmethod
@@ -162,11 +162,7 @@ class Output:
     def _open_terminal(
         self, rank: int, local_rank: int, prefix: str, undo: contextlib.ExitStack
     ) -> WorkerStreams | None:
-        """Open one pseudo-terminal for both streams, which keeps their order.
-
-        Returns:
-            None if a stream goes elsewhere, or if there is no pseudo-terminal.
-        """
+        """Open one pseudo-terminal, which keeps the streams' order; None if one goes elsewhere, or none is left."""
         if not all(self._routes.is_plain(stream, local_rank) for stream in _FILES):
             return None
         if (ends := open_terminal_like(self._fds[Stream.ERR])) is None:
@@ -263,21 +259,14 @@ class Output:
 
 
 class Pump:
-    """One stream of a worker, and where its bytes go. Other threads than the pump thread only read ``tail``, ``ended``.
-
-    Args:
-        pipe: A pipe, or our end of a pseudo-terminal, which is made not to block. Closed with this object.
-        readers: Take all bytes: files, and the monitors' readers.
-        console: Where the stream is shown.
-        shape: What the stream becomes before it is shown.
-    """
+    """One stream of a worker, and where its bytes go. Other threads than the pump's only read ``tail``, ``ended``."""
 
     def __init__(
         self,
-        pipe: int,
-        readers: Sequence[OutputReader],
-        console: DirectConsole | None,
-        shape: Shape,
+        pipe: int,  # a pipe, or our end of a pseudo-terminal, which is made not to block; closed with this object
+        readers: Sequence[OutputReader],  # files, and the monitors' readers: they take all bytes
+        console: DirectConsole | None,  # shows the stream
+        shape: Shape,  # changes the stream before it is shown
         rank: int = 0,
     ) -> None:
         self.pipe, self.console, self.shape = pipe, console, shape
@@ -405,11 +394,8 @@ class PumpThread:
 class WholeLines(Shape):
     """Passes on a stream in whole lines, so that the lines of several ranks do not mix.
 
-    What follows a carriage return is passed on as it comes: it is the newest state of a progress bar.
-
-    Args:
-        patience: Seconds after which a line without an end is passed on; None to wait for its end.
-        clock: Seconds, monotonic.
+    What follows a carriage return is passed on as it comes: it is the newest state of a progress bar. A line without an
+    end is passed on after ``patience`` seconds; with None it waits for its end.
     """
 
     def __init__(self, patience: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -472,9 +458,8 @@ class Lines(WholeLines):
 class LogFile(OutputReader):
     """A file that keeps all bytes of a stream. A full disk ends the file, not its worker.
 
-    Args:
-        file: A descriptor; closed at the end of the stream.
-        report: Called with a message, once, if the file cannot take all bytes.
+    The descriptor ``file`` is closed at the end of the stream. ``report`` is called with a message, once, if the file
+    cannot take all bytes.
     """
 
     def __init__(self, path: Path, file: int, report: Callable[[str], None]) -> None:
