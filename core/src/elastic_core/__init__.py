@@ -92,10 +92,8 @@ _SUBMODULES = ("agent", "errors", "hookspecs", "rendezvous")  # what ``elastic.N
 def names_of(package: str, names: Mapping[str, str], *, torchs: bool = False) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package, which imports the module of a public name when the name is used.
 
-    Args:
-        package: The name of the package.
-        names: The public names of each module, by the path of the module below ``elastic_core``.
-        torchs: Whether elastic-torchrun adds names of torch's package to this one.
+    ``names`` has the public names of each module, by the path of the module below ``elastic_core``. With ``torchs``,
+    elastic-torchrun adds names of torch's package to this one.
     """
     homes = {name: module for module, listed in names.items() for name in listed.split()}
 

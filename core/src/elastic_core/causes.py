@@ -22,54 +22,38 @@ _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedWorker:
-    """A worker that has failed, or that may be about to fail.
+    """A worker that has failed, or that may be about to fail."""
 
-    Attributes:
-        assignment: Its place in the round.
-        config: The settings of the run.
-        exit_code: As of :class:`subprocess.Popen`; :data:`EXCEPTION_EXIT_CODE` once it has sent the packet ``failed``;
-            None while it runs and has sent none.
-        error_file: The path of the file in which its runtime may have recorded the failure; '' for none.
-        stderr: The end of its stderr in whole lines without colours, at most 16 KiB.
-        pid: Its process; None for one that did not start.
-        seconds: Seconds since the start of the round.
-        sent: The last signal that the agent has sent it to end it; 0 for none.
-        records: Whether it has reported that it records the exception that ends it (the packet ``recording``). False
-            after ``failed``, since the record may be missing on a full disk.
-        over: Whether it has reported that its program has ended (``failed``, ``over``).
-    """
-
-    assignment: Assignment
+    assignment: Assignment  # its place in the round
     config: RunConfig
     exit_code: int | None
-    error_file: str = ""
-    stderr: str = ""
-    pid: int | None = None
-    seconds: float = 0.0
-    sent: int = 0
+    """As of :class:`subprocess.Popen`; :data:`EXCEPTION_EXIT_CODE` once it has sent the packet ``failed``; None while
+    it runs and has sent none."""
+    error_file: str = ""  # the path of the file in which its runtime may have recorded the failure; '' for none
+    stderr: str = ""  # the end of its stderr in whole lines without colours, at most 16 KiB
+    pid: int | None = None  # None for one that did not start
+    seconds: float = 0.0  # since the start of the round
+    sent: int = 0  # the last signal that the agent has sent it to end it; 0 for none
     records: bool = False
-    over: bool = False
+    """True if it has reported that it records the exception that ends it (the packet ``recording``). False after
+    ``failed``, since the record may be missing on a full disk."""
+    over: bool = False  # whether it has reported that its program has ended (``failed``, ``over``)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The cause of a worker's failure; a field is that of its :class:`~elastic_core.incidents.Incident`, or listed.
-
-    Attributes:
-        text: The texts of the exception and of those that led to it, or what native code wrote last, for
-            ``elastic_explain_failure``; at most 1,500 characters.
-        kind: WORKER_FAILED, or PORT_TAKEN for a failure that spends no restart.
-        detail: The lines that the report shows; if empty, the end of stderr.
-    """
+    """The cause of a worker's failure. A field without a text here is that of the ``Incident``."""
 
     message: str = ""
     exception: str = ""
     follows_peer: bool = False
     text: str = ""
-    detail: str = ""
+    """The texts of the exception and of those that led to it, or what native code wrote last, for
+    ``elastic_explain_failure``; at most 1,500 characters."""
+    detail: str = ""  # the lines that the report shows; if empty, the end of stderr
     where: str = ""
     checkpoint: str = ""
-    kind: IncidentKind = IncidentKind.WORKER_FAILED
+    kind: IncidentKind = IncidentKind.WORKER_FAILED  # or PORT_TAKEN for a failure that spends no restart
 
 
 def one_line(text: str) -> str:

@@ -40,9 +40,8 @@ class DecisionLog:
     def call(self, function: Callable[..., R], *arguments: object, rows: int = 0, idle: type | None = None) -> R:
         """Return what the function returns, and keep the call.
 
-        Args:
-            rows: How many rows of nodes the arguments refer to: the more, the fewer calls are kept.
-            idle: The class of a result that decides nothing; of several such calls in a row the last one is kept.
+        The arguments refer to ``rows`` rows of nodes: the more, the fewer calls are kept. A result of the class
+        ``idle`` decides nothing; of several such calls in a row the last one is kept.
         """
         name = function.__name__
         try:

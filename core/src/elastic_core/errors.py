@@ -16,11 +16,8 @@ from elastic_core.exit_codes import ExitCode
 class ElasticError(Exception):
     """The base of all errors of Elastic.
 
-    Args:
-        message: One sentence that says what was wrong, quoting the value.
-        hint: One sentence that says what to do, or None where the message already does.
-
-    Neither shows a password, whatever the caller quotes (:func:`without_passwords`).
+    ``message`` is one sentence that says what was wrong, quoting the value; ``hint`` one that says what to do, or None
+    where the message already does. Neither shows a password, whatever the caller quotes (:func:`without_passwords`).
     """
 
     exit_code: ClassVar[int] = ExitCode.JOB_FAILED
@@ -79,12 +76,9 @@ class RendezvousTimeoutError(RendezvousError):
 class RendezvousConnectionError(RendezvousError):
     """The store did not answer, or refused the connection. The session retries; it is final only while joining.
 
-    Backends raise it (``from exc``) for every failure of transport or authentication, and nothing else for those.
-
-    Args:
-        message, hint: As for every error.
-        lasting: Whether waiting cannot help: a wrong password, an untrusted certificate, or an unknown host name. The
-            agent retries its first connection for up to a minute unless this is true.
+    Backends raise it (``from exc``) for every failure of transport or authentication, and nothing else for those. It is
+    ``lasting`` if waiting cannot help: a wrong password, an untrusted certificate, or an unknown host name. Otherwise
+    the agent retries its first connection for up to a minute.
     """
 
     def __init__(self, message: str = "", *, hint: str | None = None, lasting: bool = False) -> None:

@@ -48,11 +48,7 @@ def signal_name(signum: int) -> str:
 
 
 def describe_exit(returncode: int) -> str:
-    """Return how a process ended, e.g. ``exited with code 2``, ``was killed by SIGKILL``.
-
-    Args:
-        returncode: As of :class:`subprocess.Popen`: the exit code, or the negative number of a signal.
-    """
+    """Return how a process ended, in words, by its code as of :class:`subprocess.Popen`: below 0 for a signal."""
     return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
 
 

@@ -1,9 +1,4 @@
-"""The agent of a node, as plugins see it: its gates before it joins and before workers start, its run, and its end.
-
-``elastic_before_join`` gets a :class:`JoinGate`, ``elastic_run_starts`` a :class:`JoinedRun`, whose ``leave`` is that
-of :class:`HostEnd` and whose ``look`` returns an :class:`AgentState`, ``elastic_before_start`` a
-:class:`StartGate`, and ``elastic_agent_ends`` an :class:`AgentEnd`.
-"""
+"""The agent of a node, as plugins see it: its gates before it joins and before workers start, its run, and its end."""
 
 from __future__ import annotations
 
@@ -52,7 +47,7 @@ class JoinCheck:
 
 @dataclass
 class JoinGate:
-    """The gate that this node passes before it joins its job (rule L17)."""
+    """The gate that this node passes before it joins its job (rule L17), for ``elastic_before_join``."""
 
     config: RunConfig
     publish: Callable[[Event], None] = field(default=lambda event: None, repr=False)
@@ -73,11 +68,8 @@ class JoinGate:
         called one after another, each on a thread of its own. One that takes longer than ``CHECK_MAX_SECONDS`` without
         a call of :meth:`wait` keeps this host out, too.
 
-        Args:
-            check: Called without arguments.
-            quick: Whether it takes milliseconds. During other checks the roster shows the node, so that ``elastic
-                drain`` finds it.
-            again: Whether a node whose host was excluded leaves its job, and passes this gate again.
+        A ``quick`` check takes milliseconds. During other checks the roster shows the node, so that ``elastic drain``
+        finds it. With ``again``, a node whose host was excluded leaves its job, and passes this gate again.
         """
         self.checks.append(JoinCheck(check, self.plugin, quick, again))
 
@@ -140,7 +132,7 @@ class AgentState:
 
 
 class HostEnd:
-    """Passes the notices of plugins that this host ends to one listener at a time.
+    """Passes the notices of plugins that this host ends (:attr:`JoinedRun.leave`) to one listener at a time.
 
     They count for every node that the agent becomes (rule L17). A listener takes why the host ends, in how many
     seconds, and at which instant of the monotonic clock that was said.
@@ -171,7 +163,7 @@ class HostEnd:
 
 @dataclass(frozen=True, slots=True)
 class StartGate:
-    """The gate before the workers of a round start on this node (rule L18)."""
+    """The gate before the workers of a round start on this node (rule L18), for ``elastic_before_start``."""
 
     round: int  # its number; a lower one before it is known
     run_uid: str = ""  # the run's own random id
@@ -212,7 +204,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class AgentEnd:
-    """The end of an agent, with which all that plugins keep for its workers in memory is gone."""
+    """The end of an agent, with which plugins lose what they keep in memory for workers (``elastic_agent_ends``)."""
 
     node: str  # the name of this node
     publish: Callable[[Event], None] = field(repr=False)  # publishes an event of this node

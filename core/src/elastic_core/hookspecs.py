@@ -185,11 +185,10 @@ def elastic_run_starts(run: JoinedRun) -> None:
     drain``, with that deadline. All workers of the job stop together before it, and nothing is lost where they call
     ``should_checkpoint``; others get SIGTERM at once. Any thread may call it, at any time and more than once: the
     earliest deadline holds, also for the node that the agent is about to become (rule L17). ``publish`` publishes an
-    event of this node, from any thread. ``look`` returns what the agent does and waits for,
-    and ``decisions`` its newest decisions, on any thread.
-    ``connect`` makes another connection to the job's store, as :meth:`RendezvousBackend.connect`, on any thread but the
-    agent's own; the plugin closes it. It is None over a rendezvous handler of others: no other process has a part in
-    the ledger of such a node.
+    event of this node, from any thread. ``look`` returns what the agent does and waits for, and ``decisions`` its
+    newest decisions, on any thread. ``connect`` makes another connection to the job's store, as
+    :meth:`RendezvousBackend.connect`, on any thread but the agent's own; the plugin closes it. It is None over a
+    rendezvous handler of others: no other process has a part in the ledger of such a node.
     """
 
 

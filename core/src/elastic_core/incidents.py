@@ -40,19 +40,13 @@ class FailureClass(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The known cause of a failure: the answer of a plugin, made on the node where it happened.
-
-    Attributes:
-        failure_class: Whether another try can help.
-        name: The failure in plain words; '' where only its class is known.
-        advice: What to do, in one sentence; '' where nothing is known.
-        hosts_fault: Whether it can be the fault of the worker's host, so that the job may do better without this host.
-    """
+    """The known cause of a failure: the answer of a plugin, made on the node where it happened."""
 
     failure_class: FailureClass = FailureClass.UNKNOWN
-    name: str = ""
-    advice: str = ""
+    name: str = ""  # the failure in plain words; '' where only its class is known
+    advice: str = ""  # what to do, in one sentence; '' where nothing is known
     hosts_fault: bool = False
+    """True if it can be the fault of the worker's host, so that the job may do better without this host."""
 
 
 class IncidentKind(str, enum.Enum):
@@ -87,56 +81,43 @@ CLASS_OF_KIND: Mapping[IncidentKind, FailureClass] = {
 class Incident:
     """One failure, as the node that saw it reports it.
 
-    Attributes:
-        kind: What failed.
-        round: The round's number, from 1 on.
-        node_id: The id of the agent that saw it; a new one each time that an agent starts.
-        host: The name of that agent's host, ``node7``; ``node7 (agent 2)`` where several share it.
-        after: Seconds from this node's start of the round to the failure, on its own monotonic clock. Rounds start
-            within a store's wake-up of each other everywhere, so of failures of one kind (:func:`by_cause`) the
-            smallest is the first.
-        rank: The worker's RANK; None, like the fields that follow, where no worker failed.
-        local_rank: Its LOCAL_RANK.
-        pid: Its process id on its host.
-        exit_code: As :attr:`subprocess.Popen.returncode`: negative for a signal; None for one that did not start.
-        message: One line, ``ValueError: boom``: the exception that ended the worker, the text with which it exited, or
-            the action that failed; '' where nothing is known.
-        exception: The exception's type, as a traceback or C++ names it, ``torch.OutOfMemoryError``; '' for none.
-        follows_peer: Whether it follows from the failure of another worker. Decided once, by the node where it
-            happened.
-        explanation: What plugins know about it (``elastic_explain_failure``). Made once, by the node where it happened.
-        detail: The exception's traceback, else the end of the worker's stderr; at most 4 KiB.
-        log: Where the worker's stderr was kept on its host, or ''.
-        step: The last step that the worker is known to have reached; None where nothing reports steps.
-        checkpoint: The path of the checkpoint that the exception names, or that the library call which raised it was
-            given; '' for none.
-        where: The user's own line at which the exception was raised, ``train.py:41 in step: loss = model(x)``, or ''.
-        others: Where other ranks were when this failure, which follows from the loss of a peer, ended the round, as
-            ``rank 3 is in load (train.py:5)``, without those that waited in a collective; at most 1 KiB.
-        counts_on: Whether ``step`` counts on over rounds. That of a bar which begins at 0 in each round does not, so it
-            is shown to people and not remembered.
+    That node decides :attr:`follows_peer` and makes :attr:`explanation`, each once.
     """
 
     kind: IncidentKind
-    round: int
-    node_id: str
-    host: str
+    round: int  # the round's number, from 1 on
+    node_id: str  # the id of the agent that saw it; a new one each time that an agent starts
+    host: str  # the name of that agent's host, ``node7``; ``node7 (agent 2)`` where several share it
     after: float = 0.0
-    rank: int | None = None
+    """Seconds from this node's start of the round to the failure, on its own monotonic clock. Rounds start within a
+    store's wake-up of each other everywhere, so of failures of one kind (:func:`by_cause`) the smallest is the
+    first."""
+    rank: int | None = None  # the worker's RANK; None, like the fields that follow, where no worker failed
     local_rank: int | None = None
-    pid: int | None = None
+    pid: int | None = None  # on its host
     exit_code: int | None = None
+    """As :attr:`subprocess.Popen.returncode`: negative for a signal; None for one that did not start."""
     message: str = ""
+    """One line, ``ValueError: boom``: the exception that ended the worker, the text with which it exited, or the action
+    that failed; '' where nothing is known."""
     exception: str = ""
-    follows_peer: bool = False
-    explanation: Explanation = Explanation()
-    detail: str = ""
-    log: str = ""
-    step: int | None = None
+    """The exception's type, as a traceback or C++ names it, ``torch.OutOfMemoryError``; '' for none."""
+    follows_peer: bool = False  # whether it follows from the failure of another worker
+    explanation: Explanation = Explanation()  # what plugins know about it (``elastic_explain_failure``)
+    detail: str = ""  # the exception's traceback, else the end of the worker's stderr; at most 4 KiB
+    log: str = ""  # the file on its host in which the worker's stderr was kept, or ''
+    step: int | None = None  # the last that the worker is known to have reached; None where nothing reports steps
     where: str = ""
+    """The user's own line at which the exception was raised, ``train.py:41 in step: loss = model(x)``, or ''."""
     checkpoint: str = ""
+    """The path of the checkpoint that the exception names, or that the library call which raised it was given; ''
+    for none."""
     counts_on: bool = True
+    """True if ``step`` counts on over rounds. That of a bar which begins at 0 in each round does not, so it is shown to
+    people and not remembered."""
     others: str = field(default="", metadata={"skippable": True})
+    """The places of other ranks when this failure, which follows from the loss of a peer, ended the round, as ``rank 3
+    is in load (train.py:5)``, without those that waited in a collective; at most 1 KiB."""
 
     @property
     def place(self) -> str:
@@ -264,25 +245,20 @@ class Action(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of a failure policy.
-
-    Attributes:
-        action: The action to take.
-        reason: Why, in one sentence for people; 500 characters are kept.
-        requeue: With GIVE_UP, whether the scheduler should run the job again elsewhere; it is kept in the ledger.
-        delay: Seconds between the failure and the next round, at most :data:`MAX_DELAY_SECONDS`: a back-off. A job that
-            gives up does not wait, nor does one that goes on without a node that was lost or left at the same time.
-        exclude_for: With EXCLUDE_HOST, after how many seconds the host may have a place again, at most
-            :data:`MAX_EXCLUSION_SECONDS`; None for never, in this run.
-        policy: The name of the policy that decided, for the event ``verdict``; '' for the name of the plugin.
-    """
+    """The answer of a failure policy."""
 
     action: Action
-    reason: str
+    reason: str  # in one sentence for people; 500 characters are kept
     requeue: bool = False
+    """With GIVE_UP, whether the scheduler should run the job again elsewhere; it is kept in the ledger."""
     delay: float = 0.0
+    """Seconds between the failure and the next round, at most :data:`MAX_DELAY_SECONDS`: a back-off. A job that gives
+    up does not wait, nor does one that goes on without a node that was lost or left at the same time."""
     exclude_for: float | None = None
+    """With EXCLUDE_HOST, after how many seconds the host may have a place again, at most
+    :data:`MAX_EXCLUSION_SECONDS`; None for never, in this run."""
     policy: str = field(default="", compare=False)
+    """The name of the policy that decided, for the event ``verdict``; '' for the name of the plugin."""
 
 
 MAX_DELAY_SECONDS = 3600.0  # the longest delay of a verdict
@@ -319,37 +295,30 @@ PEER_LOST, ENDED_EARLY = "peer", "early"
 class Failure:
     """One failure of the past that spent a restart, as the ledger remembers it.
 
-    A field is that of the :class:`Incident`, or of its explanation, unless it is listed here. Of texts 40 characters
-    are kept.
-
-    Attributes:
-        rank: The rank of the worker that failed first; None where the workers could not be started.
-        step: Also the newest of any other rank; None where it does not count on over rounds.
-        seconds_ago: How long ago the round that followed it began.
-        new_checkpoint: Whether its round had saved a checkpoint that is newer than those of the rounds before.
-        digest: :data:`PEER_LOST` where it follows from the loss of a peer, and :data:`ENDED_EARLY` for a rank that
-            ended before the others. What ranks say of these differs.
-        after: None where it is not known.
-        moved: Whether the workers of its round moved, as far as their output shows: a bar that begins anew in each
-            round moves, although its steps cannot be compared.
-        checkpoint: The name of the file.
+    A field is that of the :class:`Incident`, or of its explanation; the texts here say what differs. Of texts 40
+    characters are kept.
     """
 
     round: int
-    rank: int | None
+    rank: int | None  # of the worker that failed first; None where the workers could not be started
     host: str
     exception: str
     exit_code: int | None
-    step: int | None
-    new_checkpoint: bool = False
+    step: int | None  # also the newest of any other rank; None where it does not count on over rounds
+    new_checkpoint: bool = False  # whether its round had saved one that is newer than those of the rounds before
     place: str = ""
     digest: str = ""
-    after: float | None = None
+    """:data:`PEER_LOST` where it follows from the loss of a peer, and :data:`ENDED_EARLY` for a rank that ended before
+    the others. What ranks say of these differs."""
+    after: float | None = None  # None where it is not known
     moved: bool = False
-    checkpoint: str = ""
+    """True if the workers of its round moved, as far as their output shows: a bar that begins anew in each round moves,
+    although its steps cannot be compared."""
+    checkpoint: str = ""  # the name of the file
     failure_class: FailureClass = FailureClass.UNKNOWN
     hosts_fault: bool = False
-    seconds_ago: float = 0.0  # the last field, because the ledger leaves it out (``protocol.schema``)
+    seconds_ago: float = 0.0
+    """Since the round that followed it began. The last field, since the ledger leaves it out (``protocol.schema``)."""
 
     @property
     def signature(self) -> tuple[str | int | None, str, str]:
@@ -366,24 +335,16 @@ def is_same_step(one: int | None, other: int | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The ledger's counters: the only memory of a policy, since the leader can change.
+    """The ledger's counters: the only memory of a policy, since the leader can change."""
 
-    Attributes:
-        restarts: Restarts spent so far by the job.
-        max_restarts: ``--max_restarts``; None for no limit.
-        rounds_without_progress: Rounds in a row that were broken before any progress was seen.
-        losses: How often each host was lost, by its stable host id.
-        failures: The newest failures that spent a restart, oldest first, at most 32. The incident that is judged is not
-            among them.
-        new_checkpoint: Whether the round of that incident had saved a newer checkpoint than the rounds before it, as
-            far as a node has noticed (``--checkpoint_pattern``, ``--checkpoint_path``, and what frameworks print).
-        moved: As :attr:`Failure.moved`, of that round.
-    """
-
-    restarts: int
-    max_restarts: int | None
-    rounds_without_progress: int
-    losses: Mapping[str, int] = field(default_factory=dict)
+    restarts: int  # spent so far by the job
+    max_restarts: int | None  # ``--max_restarts``; None for no limit
+    rounds_without_progress: int  # rounds in a row that were broken before any progress was seen
+    losses: Mapping[str, int] = field(default_factory=dict)  # how often each host was lost, by its stable host id
     failures: tuple[Failure, ...] = ()
+    """The newest failures that spent a restart, oldest first, at most 32. The incident that is judged is not among
+    them."""
     new_checkpoint: bool = False
-    moved: bool = False
+    """True if the round of that incident had saved a newer checkpoint than the rounds before it, as far as a node has
+    noticed (``--checkpoint_pattern``, ``--checkpoint_path``, and what frameworks print)."""
+    moved: bool = False  # as :attr:`Failure.moved`, of that round

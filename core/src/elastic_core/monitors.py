@@ -190,8 +190,7 @@ class RunningRound:
     directory: Path  # its folder on this node, for files of a monitor, too
     progress: ProgressTable = field(default_factory=ProgressTable, repr=False)
     post: Callable[[object], None] = field(default=lambda event: None, repr=False)
-    publish: Callable[[Event], None] = field(default=lambda event: None, repr=False)
-    """Publishes an event of this node."""
+    publish: Callable[[Event], None] = field(default=lambda event: None, repr=False)  # publishes an event of this node
     look: Callable[[], Sequence[WorkerView]] = field(default=tuple, repr=False)
     closed: threading.Event = field(default_factory=threading.Event, repr=False)
     """Set once all workers of the round are gone, or the agent ends."""
@@ -214,13 +213,11 @@ class RunningRound:
     def read_output(self, open: OpenReader, *, every_stream: bool = False, apart: bool = False) -> None:
         """Read what the workers write. Call it in the hook itself: the workers start right after it.
 
-        Args:
-            open: Called for each stream that the agent reads: with the rank of the worker, the stream (ALL for a
-                terminal that is both), and the prefix that ``--tee`` gives its lines. It returns the reader.
-            every_stream: Whether the agent reads all streams for it. By default a single worker that has the agent's
-                own stdout, since nothing keeps or changes that, keeps it.
-            apart: Whether stdout and stderr are two streams on a terminal, too. By default they are one there, which
-                keeps their order.
+        ``open`` is called for each stream that the agent reads: with the rank of the worker, the stream (ALL for a
+        terminal that is both), and the prefix that ``--tee`` gives its lines. It returns the reader. With
+        ``every_stream`` the agent reads all streams. By default a single worker that has the agent's own stdout, since
+        nothing keeps or changes that, keeps it. With ``apart`` stdout and stderr are two streams on a terminal, too. By
+        default they are one there, which keeps their order.
         """
         self.readers.openers.append(Guarded(open, self.publish))
         self.readers.every_stream |= every_stream
@@ -229,12 +226,10 @@ class RunningRound:
     def shape_console(self, open: Callable[[int, Path | None], Shape | None]) -> None:
         """Shape what a console of several workers shows of each one's stderr. Call it in the hook itself.
 
-        Where stdout and stderr are one terminal, the shape gets both. It gets whole lines, unless one does not end in
-        time, and b'' if no line is complete. If it raises, the error is reported, and its held text is shown.
-
-        Args:
-            open: Called with the rank of a worker, and the file that keeps its stderr, if one does; returns the shape,
-                or None.
+        ``open`` is called with the rank of a worker, and the file that keeps its stderr, if one does; it returns the
+        shape, or None. Where stdout and stderr are one terminal, the shape gets both. It gets whole lines, unless one
+        does not end in time, and b'' if no line is complete. If it raises, the error is reported, and its held text is
+        shown.
         """
         self.readers.shapers.append(Guarded(open, self.publish))
 
@@ -302,10 +297,9 @@ class RunningRound:
     def fail(self, rank: int, message: str, *, name: str = "", kill: bool = False) -> None:
         """Fail a living rank, and with it the round, unless that has failed or ends, or the rank is of another node.
 
-        Args:
-            message: Why, for people: ``rank 3 <message>``, or the text of the exception ``name``.
-            name: The name under which policies and people know this failure, as of an exception.
-            kill: Whether the worker gets SIGKILL at once. Otherwise it is stopped as all others, with the usual grace.
+        ``message`` says why, for people: ``rank 3 <message>``, or the text of the exception ``name``. Policies and
+        people know the failure under that name. With ``kill`` the worker gets SIGKILL at once. Otherwise it is stopped
+        as all others, with the usual grace.
         """
         self.post(RankFailed(self.number, rank, name, message, kill))
 

@@ -8,29 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LARGEST_STEP = 2**53  # steps and samples are smaller
-PROGRESS_GROUPS = ("step", "loss", "samples", "epoch")
-"""The names of what a report and an expression may say."""
+PROGRESS_GROUPS = ("step", "loss", "samples", "epoch")  # the names of what a report and an expression may say
 _STEP_OF_PATH = re.compile(r"(?:step|iter|checkpoint|ckpt)[a-z]*[-_=]?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a worker; None for unknown values.
+    """The progress of a worker; None for unknown values."""
 
-    Attributes:
-        step: The newest step, counted over all of the training where the script does so.
-        loss: The newest loss; may be nan or infinite.
-        samples: The samples that have been trained on.
-        epoch: The epoch, also a part of one, as 1.25.
-        counts_on: Whether the step counts on over rounds. That of a bar without an epoch does not if the bar began at
-            0, nor does a step beside an epoch that is not read: each can be of one epoch.
-    """
-
-    step: int | None = None
-    loss: float | None = None
-    samples: int | None = None
-    epoch: float | None = None
+    step: int | None = None  # the newest one, counted over all of the training where the script does so
+    loss: float | None = None  # the newest one; may be nan or infinite
+    samples: int | None = None  # that have been trained on
+    epoch: float | None = None  # also a part of one, as 1.25
     counts_on: bool = field(default=True, repr=False, compare=False)
+    """True if the step counts on over rounds. That of a bar without an epoch does not if the bar began at 0, nor does a
+    step beside an epoch that is not read: each can be of one epoch."""
 
     @property
     def position(self) -> float | None:

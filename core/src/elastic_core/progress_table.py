@@ -57,12 +57,7 @@ class _Round:
 
 
 class ProgressTable:
-    """Knows the newest progress of the workers of the current round. Any thread may call its methods.
-
-    Args:
-        post: Gives the agent's loop an event.
-        now: Seconds, monotonic.
-    """
+    """Knows the newest progress of the workers of the current round. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -78,8 +73,7 @@ class ProgressTable:
         self._newest_checkpoint, self._made_at = -1, now()
         """The greatest step of all checkpoints that were noticed; no checkpoint from before this table is new."""
         self._longest: float | None = None
-        self.catch_up: Callable[[], None] = lambda: None
-        """Has the monitors of the round read all output that has come."""
+        self.catch_up: Callable[[], None] = lambda: None  # has the monitors of the round read all output that has come
         self._follows = threading.local()
         """In a thread that calls followers, ``on`` is True: what they ask is answered without more reading."""
         self.followers: list[Callable[[int, Progress], None]] = []

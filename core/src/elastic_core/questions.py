@@ -32,8 +32,7 @@ class NodeAnswer:
 
     node: str  # its host, for people
     ranks: range  # of its workers
-    value: Any = None
-    """The answer of its monitor, JSON; None where no monitor answers that question, or none in time."""
+    value: Any = None  # the answer of its monitor, JSON; None where no monitor answers that question, or none in time
     finished: bool = False  # whether all its workers have exited with 0; such a node is not asked
     silent: bool = False  # whether it has not answered in time
 
@@ -54,10 +53,6 @@ def encode(value: object, most: int) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no question can have.
-
-    Raises:
-        ValueError: It is empty, or longer than ``NAME_MAX_CHARACTERS``.
-    """
+    """Refuse a name that is empty, or longer than ``NAME_MAX_CHARACTERS``, with a ValueError."""
     if not 0 < len(name) <= NAME_MAX_CHARACTERS:
         raise ValueError(f"the name of a question has 1 to {NAME_MAX_CHARACTERS} characters: {name[:40]!r}")

@@ -23,9 +23,7 @@ _SIZE = 8  # bytes of the kernel's ``struct winsize``
 class DirectConsole:
     """A descriptor to which workers' output is written at once: the writer waits, and nothing is dropped.
 
-    Args:
-        fd: Where to write; the caller closes it.
-        report: Called once, if the console is gone.
+    The caller closes ``fd``. ``report`` is called once, if the console is gone.
     """
 
     def __init__(self, fd: int, report: Callable[[str], None]) -> None:
@@ -34,11 +32,10 @@ class DirectConsole:
         self._gone: OSError | None = None
 
     def write(self, chunk: bytes, rank: int) -> bool:
-        """Write a chunk of a local rank. Only one thread may call this.
+        """Write a chunk of a local rank; return False if the console is gone and the worker should notice.
 
-        Returns:
-            False if the console is gone and the worker should notice. A terminal that has hung up (EIO) is no reason
-            to fail: after ``trap '' HUP`` a job goes on without it.
+        A terminal that has hung up (EIO) is no reason to fail: after ``trap '' HUP`` a job goes on without it. Only one
+        thread may call this.
         """
         if self._gone is None:
             try:
@@ -138,11 +135,7 @@ def _gone(exc: OSError) -> str:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``, also if the descriptor is non-blocking.
-
-    Raises:
-        OSError: It could not be written.
-    """
+    """Write all of ``data``, also if the descriptor is non-blocking; raise OSError if it could not be written."""
     view = memoryview(data)
     while view:
         try:
@@ -170,13 +163,8 @@ def resize_terminal(terminal: int, size: bytes) -> None:
 def open_terminal_like(terminal: int) -> tuple[int, int] | None:
     """Return a pseudo-terminal of the same window size as ``terminal``: our end and a worker's.
 
+    Return None if ``terminal`` is no terminal, or no pseudo-terminal is left; raise OSError if no descriptor is left.
     The kernel changes no byte on the way and acts on none. It controls no session, so it sends no signals.
-
-    Returns:
-        None if ``terminal`` is no terminal, or no pseudo-terminal is left.
-
-    Raises:
-        OSError: No descriptor is left.
     """
     if (size := window_size(terminal)) is None or not os.isatty(terminal):
         return None

@@ -47,11 +47,7 @@ class Slot:
 
     @classmethod
     def take(cls, job: str) -> Slot:
-        """Take the lowest free slot of ``job``, a text that is the same for all its agents.
-
-        Raises:
-            ElasticError: This host gives no slot.
-        """
+        """Take the lowest free slot of ``job``, a text that its agents share; ElasticError if the host gives none."""
         held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         key = hex_digest(job, 32)
         prefix, number = f"elastic/{os.getuid()}/{key}/", 0
@@ -104,11 +100,7 @@ def _is_bound(asking: socket.socket, name: str) -> bool:
 
 
 def make_log_dir(path: Path) -> None:
-    """Make the directory for logs, for this user alone, before anything starts.
-
-    Raises:
-        UsageError: It cannot be made, or is not writable.
-    """
+    """Make the directory for logs, for this user alone; raise UsageError if that fails, or it is not writable."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
@@ -118,11 +110,7 @@ def make_log_dir(path: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory and those above it that are missing, for this user and their group.
-
-    Raises:
-        OSError: One cannot be made.
-    """
+    """Make a directory and those above it that are missing, for this user and their group, or raise OSError."""
     for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
         missing.mkdir(mode=0o750, exist_ok=True)
 
@@ -162,10 +150,7 @@ def remove_round(directory: Path, *, temporary: bool) -> None:
 def marked(directory: Path, slot: str) -> Iterator[None]:
     """Mark this directory, so that it can be removed if all processes that hold the slot of this name are killed.
 
-    If the mark cannot be written, no other agent removes the directory.
-
-    Args:
-        directory: A new one, for this user alone.
+    It is a new one, for this user alone. If the mark cannot be written, no other agent removes it.
     """
     with suppress(OSError):
         text = f"{_this_system()}\n{slot}"

@@ -1,8 +1,6 @@
 """The agent's event loop: events of all threads, processes, signals and timers arrive in one queue.
 
 An event is an object, or a function that the owner of the loop calls without arguments.
-
-:meth:`EventLoop.take` blocks in one ``select``, until the next timer at most, and does not poll.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ class EventLoop:
         self.at(self._now() + seconds, event)
 
     def take(self) -> list[object]:
-        """Block until there are events, and return them."""
+        """Block until there are events, in one ``select`` without polling, and return them."""
         events: list[object] = []
         while not events:
             timeout = min(max(0.0, self._timers[0][0] - self._now()), SELECT_MAX_SECONDS) if self._timers else None

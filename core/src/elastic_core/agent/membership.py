@@ -124,9 +124,7 @@ def starter_problem(warden: Warden, config: RunConfig) -> Event | None:
 class Newcomer:
     """A node on its way into its job. A step that returns an Ending is the last one: the node does not join.
 
-    Args:
-        store: The first connection to the job's store.
-        stack: Closes what the node has opened, at its end.
+    ``store`` is the first connection to the job's store; ``stack`` closes what the node has opened, at its end.
     """
 
     def __init__(self, launch: Launch, store: RendezvousBackend, stack: ExitStack) -> None:
@@ -324,11 +322,9 @@ def needs_rescue(
 ) -> bool:
     """Return whether no other node continues from the memory of this node.
 
-    Args:
-        ending: How the agent ended; None if it raised.
-        closed: The verdict on the job, if there is one.
-        leaves_others: Whether other nodes, which have the state too, stay in the job; called only if that matters.
-        failed: Whether the agent raised because of a defect, and not because it was told to stop.
+    ``ending`` is None if the agent raised; it has ``failed`` if that was because of a defect, and not because it was
+    told to stop. ``leaves_others`` returns whether other nodes, which have the state too, stay in the job; it is called
+    only if that matters.
     """
     # After STORE_LOST the node joins another run, which has only the checkpoints on disk.
     if ending is not None and ending.rejoin and ending.exit_code != ExitCode.STORE_LOST:
@@ -341,9 +337,8 @@ def needs_rescue(
 def signal_received(signals: Callable[[], list[int]], signalled_at: float | None = None) -> str:
     """Return which signal has come that does not repeat the first one; '' for none.
 
-    Args:
-        signals: Returns the signals that the agent has received since the last call.
-        signalled_at: When the agent received its first signal, by the monotonic clock; the same request may repeat it.
+    ``signals`` returns the signals that the agent has received since the last call. It received its first one at
+    ``signalled_at`` of the monotonic clock; the same request may repeat it.
     """
     since = math.inf if signalled_at is None else time.monotonic() - signalled_at
     ends = [signum for signum in signals() if not repeats_request(signum, since - LOOK_SECONDS)]

@@ -80,23 +80,18 @@ class WorkerStreams:
 
 @dataclass(frozen=True)
 class Routes:
-    """The destinations of the streams of each local rank.
+    """The destinations of the streams of each local rank."""
 
-    Attributes:
-        redirects: The streams that go to a file only.
-        tee: The streams that go to a file and, with ``[rank3]:`` before each line, to the console. It comes before
-            ``redirects``.
-        keep: Whether all other streams are kept in a file as well.
-        shown: The local ranks that the console shows; streams of the others go to files only. None for all.
-        several: Whether the console shows more than one worker: then in whole lines. A single worker has the agent's
-            own stdout, unless that is kept as well.
-    """
-
-    redirects: StreamMap
+    redirects: StreamMap  # the streams that go to a file only
     tee: StreamMap
-    keep: bool = False
+    """The streams that go to a file and, with ``[rank3]:`` before each line, to the console. It comes before
+    ``redirects``."""
+    keep: bool = False  # whether all other streams are kept in a file as well
     shown: Collection[int] | None = None
+    """The local ranks that the console shows; streams of the others go to files only. None for all."""
     several: bool = False
+    """True if the console shows more than one worker: then in whole lines. A single worker has the agent's own stdout,
+    unless that is kept as well."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Routes:
@@ -116,12 +111,9 @@ class Routes:
 
 
 class Output:
-    """All workers' streams of one agent.
+    """All workers' streams of one agent, which the descriptors ``console_out`` and ``console_err`` show.
 
-    Args:
-        report: Called with a message, once for each file or console that cannot be written; from any thread.
-        console_out: The descriptor that shows the workers' stdout.
-        console_err: The descriptor that shows their stderr.
+    ``report`` is called with a message, once for each file or console that cannot be written; from any thread.
     """
 
     def __init__(
@@ -170,11 +162,7 @@ class Output:
     def _open_terminal(
         self, rank: int, local_rank: int, prefix: str, undo: contextlib.ExitStack
     ) -> WorkerStreams | None:
-        """Open one pseudo-terminal for both streams, which keeps their order.
-
-        Returns:
-            None if a stream goes elsewhere, or if there is no pseudo-terminal.
-        """
+        """Open one pseudo-terminal, which keeps the streams' order; None if one goes elsewhere, or none is left."""
         if not all(self._routes.is_plain(stream, local_rank) for stream in _FILES):
             return None
         if (ends := open_terminal_like(self._fds[Stream.ERR])) is None:
@@ -271,21 +259,14 @@ class Output:
 
 
 class Pump:
-    """One stream of a worker, and where its bytes go. Other threads than the pump thread only read ``tail``, ``ended``.
-
-    Args:
-        pipe: A pipe, or our end of a pseudo-terminal, which is made not to block. Closed with this object.
-        readers: Take all bytes: files, and the monitors' readers.
-        console: Where the stream is shown.
-        shape: What the stream becomes before it is shown.
-    """
+    """One stream of a worker, and where its bytes go. Other threads than the pump's only read ``tail``, ``ended``."""
 
     def __init__(
         self,
-        pipe: int,
-        readers: Sequence[OutputReader],
-        console: DirectConsole | None,
-        shape: Shape,
+        pipe: int,  # a pipe, or our end of a pseudo-terminal, which is made not to block; closed with this object
+        readers: Sequence[OutputReader],  # files, and the monitors' readers: they take all bytes
+        console: DirectConsole | None,  # shows the stream
+        shape: Shape,  # changes the stream before it is shown
         rank: int = 0,
     ) -> None:
         self.pipe, self.console, self.shape = pipe, console, shape
@@ -413,11 +394,8 @@ class PumpThread:
 class WholeLines(Shape):
     """Passes on a stream in whole lines, so that the lines of several ranks do not mix.
 
-    What follows a carriage return is passed on as it comes: it is the newest state of a progress bar.
-
-    Args:
-        patience: Seconds after which a line without an end is passed on; None to wait for its end.
-        clock: Seconds, monotonic.
+    What follows a carriage return is passed on as it comes: it is the newest state of a progress bar. A line without an
+    end is passed on after ``patience`` seconds; with None it waits for its end.
     """
 
     def __init__(self, patience: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -480,9 +458,8 @@ class Lines(WholeLines):
 class LogFile(OutputReader):
     """A file that keeps all bytes of a stream. A full disk ends the file, not its worker.
 
-    Args:
-        file: A descriptor; closed at the end of the stream.
-        report: Called with a message, once, if the file cannot take all bytes.
+    The descriptor ``file`` is closed at the end of the stream. ``report`` is called with a message, once, if the file
+    cannot take all bytes.
     """
 
     def __init__(self, path: Path, file: int, report: Callable[[str], None]) -> None:

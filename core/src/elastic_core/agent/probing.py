@@ -53,11 +53,7 @@ Unreachable: TypeAlias = "Callable[[Sequence[ProbeTarget]], tuple[str, ...]]"
 
 
 class ProbePort:
-    """The port that this agent's peers probe, at ``address``.
-
-    Raises:
-        ElasticError: No port is free, or no descriptor is left.
-    """
+    """The port that this agent's peers probe, at ``address``; ElasticError if no port or no descriptor is left."""
 
     def __init__(self, address: str) -> None:
         self._held = HeldPort.take_at(address)
@@ -124,9 +120,7 @@ def spread(current: Round, node_id: str) -> float:
 class Isolation:
     """A watch for the case that this node is cut off from all others. All methods run on the agent's loop.
 
-    Args:
-        look_up: Asks the store for nodes, and calls back on another thread.
-        find: Returns the targets that cannot be reached.
+    ``look_up`` asks the store for nodes, and calls back on another thread.
     """
 
     def __init__(
@@ -173,9 +167,7 @@ class Isolation:
     def is_replaced(self, silent_since: float, ledger: Ledger) -> bool:
         """Return True if the others may have gone on without this node, as the newest probe of its peers shows.
 
-        Args:
-            silent_since: When this node last had contact with the store.
-            ledger: What it knows of the job.
+        It has had no contact with the store since ``silent_since``.
         """
         current, now, agreement = ledger.round, self._runtime.now(), ledger.settings.agreement
         timing = ledger.settings.timing

@@ -95,10 +95,8 @@ def finish(
 ) -> Ending:
     """Report how the job ended, with the root cause of a failure.
 
-    Args:
-        summary: What the run came to; None where this node had no part in it.
-        known: How far the incident is known to be the root cause.
-        idle: Why this node has started no worker; '' if it has.
+    ``summary`` is None where this node had no part in the run. ``known`` says how far the incident is known to be the
+    root cause, and ``idle`` why this node has started no worker; '' if it has.
     """
     if idle:
         publish(Event("idle", f"this node started no worker: {idle}", Level.WARNING))
@@ -358,10 +356,8 @@ class Interruptions:
 def restarted(number: int, recovery: Recovery, fresh: str, unlearned: int = 0) -> Event:
     """Return what the restart cost on this node until the programs of round ``number`` run.
 
-    Args:
-        recovery: The interruption that led to it.
-        fresh: Why workers started fresh; '' if the starter forked all of them.
-        unlearned: How many modules a worker imports itself that the starter has not imported.
+    ``recovery`` is the interruption that led to it. ``fresh`` says why workers started fresh; '' if the starter forked
+    all of them. A worker imports ``unlearned`` modules itself that the starter has not imported.
     """
     took = round((recovery.running or recovery.began) - recovery.began, 6)
     how = f"its workers import all modules themselves ({fresh})" if fresh else "its workers started warm"

@@ -134,11 +134,7 @@ class Resources:
 def open_resources(
     launch: Launch, publish: Publish, info: NodeInfo, run_uid: str, *, heard: Sequence[WardenEvent] = ()
 ) -> Iterator[Resources]:
-    """Make the resources, and close them on exit. Main thread only.
-
-    Args:
-        launch: Its warden is closed before the output of its workers.
-        heard: The events of the warden so far.
+    """Make the resources, and close them on exit. Main thread only. ``heard`` has the warden's events so far.
 
     Raises:
         OSError, ResourceError: No descriptor or directory could be made.

@@ -27,14 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def begun(*, alone: bool = True) -> Iterator[Warden]:
-    """Yield a warden, for :func:`run`. Main thread only.
-
-    Args:
-        alone: Whether nothing else in this process starts processes (:class:`Warden`).
-
-    Raises:
-        ResourceError: No process could be made.
-    """
+    """Yield a warden, for :func:`run`. Main thread only. ``alone``, and the error raised, are :class:`Warden`'s."""
     open_standard_streams()
     with subreaping():
         warden = Warden(alone=alone)
@@ -60,9 +53,8 @@ def begin_starter(config: RunConfig, warden: Warden) -> None:
 def run(config: RunConfig, plugins: Plugins, warden: Warden | None = None, *, alone: bool = True) -> Ending:
     """Run one agent to its end. Main thread only.
 
-    Args:
-        warden: The one that :func:`begin_starter` got for this run, to be closed here; None to start both now.
-        alone: As for :func:`begun`.
+    ``warden`` is the one that :func:`begin_starter` got for this run, to be closed here; None to start both now,
+    with ``alone`` as of :func:`begun`.
 
     Raises:
         ElasticError: No worker was started: the store cannot be reached, the job refuses the node, too few nodes.

@@ -38,20 +38,15 @@ from elastic_core.worker.error_file import as_torchs, message_of, read_error_fil
 
 @dataclass(frozen=True)
 class Node:
-    """A node in its run.
-
-    Attributes:
-        directory: The one of the run on this node, for logs and error files.
-        temporary: Whether that is removed at the end, because no logs were requested.
-    """
+    """A node in its run."""
 
     config: RunConfig
     plugins: Plugins
     publish: Callable[[Event], None]
     info: NodeInfo
     run_uid: str
-    directory: Path
-    temporary: bool = False
+    directory: Path  # of the run on this node, for logs and error files
+    temporary: bool = False  # whether that is removed at the end, because no logs were requested
     runtime: Runtime = RUNTIME
 
     def now(self) -> float:

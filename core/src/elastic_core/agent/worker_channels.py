@@ -94,9 +94,7 @@ class _Channel:
 class Reports:
     """All channels of one round.
 
-    Args:
-        later: Delivers a report to the loop, at an instant of the clock; or calls a function there.
-        clock: Seconds, monotonic.
+    ``later`` delivers a report to the loop, at an instant of the clock; or calls a function there.
     """
 
     def __init__(self, later: Callable[[float, object], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -115,10 +113,8 @@ class Reports:
     ) -> socket.socket:
         """Open a channel to the worker ``tag``; return the worker's end, which the caller passes on and closes.
 
-        Args:
-            tag: The worker.
-            reported: Its reports are noted here.
-            observe: Called with each progress that it reports, in :meth:`receive` and :meth:`drain`.
+        Its reports are noted in ``reported``. ``observe`` is called with each progress that it reports, in
+        :meth:`receive` and :meth:`drain`.
 
         Raises:
             OSError: No descriptor is left.
@@ -211,11 +207,7 @@ class Reports:
             close_all(descriptors)
 
     def _note(self, channel: _Channel, message: Mapping[str, Any], descriptors: list[int]) -> Sequence[Report]:
-        """Note a report of a worker; return what the loop is told of it.
-
-        Raises:
-            ValueError: It is not a known report.
-        """
+        """Note a report of a worker; return what the loop is told of it. ValueError if it is not a known report."""
         tag, reported = channel.tag, channel.reported
         match message["type"]:
             case worker_end.RECORDING:
@@ -252,11 +244,7 @@ def _received(end: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _parse(packet: bytes) -> Mapping[str, Any]:
-    """Return the JSON object with a type that a packet has.
-
-    Raises:
-        ValueError: It has none.
-    """
+    """Return the JSON object with a type that a packet has; ValueError if it has none."""
     if not packet:
         raise ValueError("a packet is empty")
     if len(packet) > worker_end.LONGEST:

@@ -32,11 +32,8 @@ class Stores:
     A store is needed to the end of its round, and an offer may be renewed before it is used. So the store of the newest
     round is kept, and the last offer but one too, since a decision in progress may have taken it.
 
-    Args:
-        warden: Has the starter fork the stores.
-        address: Where other nodes reach this one.
-        new_id: Makes ids of offers.
-        served_by: ``module:function`` of the service that listens at each address; ``""`` for none.
+    Other nodes reach this one at ``address``. ``served_by`` is the ``module:function`` of the service that listens at
+    each address; ``""`` for none.
     """
 
     def __init__(self, warden: Warden, address: str, new_id: Callable[[], str], *, served_by: str = "") -> None:
@@ -48,14 +45,7 @@ class Stores:
         self._failures = 0
 
     def offer(self, in_use: Offer | None = None) -> Offer:
-        """Make a new offer; keep the last one and the one in use.
-
-        Args:
-            in_use: The offer that the workers of the newest round use.
-
-        Raises:
-            ElasticError: No port is free.
-        """
+        """Make a new offer; keep the last one, and the newest round's ``in_use``. ElasticError if no port is free."""
         if self._places and self.dead(self._places[-1].offer):
             self._give_up(self._places.pop())  # no round has used it, so the one before is still in use
         port = HeldPort.take_at(self._address) if self._hosted else HeldPort.take(self._address)
@@ -120,11 +110,7 @@ class OnePort(Stores):
         self._listens = False
 
     def offer(self, in_use: Offer | None = None) -> Offer:
-        """Return an offer of the one address, with a new id.
-
-        Raises:
-            ElasticError: The port is taken.
-        """
+        """Return an offer of the one address, with a new id; ElasticError if the port is taken."""
         if self._port is None:
             self._take(listens=self._hosted)
         return Offer(self._address, self._number, self._new_id(), hosted=self._hosted)

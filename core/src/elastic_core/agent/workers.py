@@ -181,9 +181,7 @@ class WorkerGroup:
     def describe_workers(self, heartbeat: int, store: float) -> LocalWorkers | None:
         """Return the part of the node's row about its workers; None if only ages have changed since the last call.
 
-        Args:
-            heartbeat: The number of the last heartbeat.
-            store: The seconds that the store took to answer it.
+        ``heartbeat`` is the number of the last one, which the store took ``store`` seconds to answer.
         """
         now, progress, checkpoint = self.node.now(), self.progress.newest(), self.progress.last_checkpoint()
         known = [progress.get(worker.assignment.rank, (Progress(), None)) for worker in self.workers]

@@ -155,10 +155,9 @@ def configure(
 ) -> RunConfig:
     """Return the whole run: ``known``, and the fields that several flags, the environment and the backend decide.
 
-    Args:
-        environ: The agent's environment: the scheduler's id of the run and ``ELASTIC_PLUGINS`` are read from it.
-        options_of: Returns a backend's options by its name; raises PluginError for one that is not installed.
-        warn: Called with a sentence for each value that has no effect.
+    ``options_of`` returns a backend's options by its name, and raises PluginError for one that is not installed.
+    ``warn`` is called with a sentence for each value that has no effect. The scheduler's id of the run and
+    ``ELASTIC_PLUGINS`` are read from the agent's ``environ``.
 
     Raises:
         UsageError: Two values contradict each other, or the backend does not take them.

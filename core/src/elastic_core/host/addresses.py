@@ -48,12 +48,8 @@ def parts(endpoint: str) -> list[str]:
 def advertised_address(endpoint: str, form: str, local_addr: str | None, *, single_node: bool) -> str:
     """Return the address that an agent advertises: the workers' ``MASTER_ADDR`` if rank 0 runs here.
 
-    ``local_addr`` wins. A single node needs no more than loopback.
-
-    Args:
-        endpoint: As the user typed it.
-        form: The backend's form of endpoints (``RendezvousOptions.endpoint``). One with ``HOST`` names a host.
-        single_node: Whether no other node can join.
+    ``local_addr`` wins. A ``single_node``, which no other can join, needs no more than loopback. ``endpoint`` is as the
+    user typed it; with ``HOST`` in the backend's ``form`` (``RendezvousOptions.endpoint``) it names a host.
 
     Raises:
         RendezvousConnectionError: None of the endpoint's hosts can be looked up.
@@ -178,13 +174,9 @@ class HeldPort:
 
     @classmethod
     def take(cls, address: str, port: int = 0) -> HeldPort:
-        """Hold a port for a worker that other hosts reach at ``address``, and that opens the store itself.
+        """Hold a port, 0 for a free one, for a worker that others reach at ``address`` and that opens the store itself.
 
         It is bound as torch's TCPStore listens: on every address of both families, where the host has both.
-
-        Args:
-            address: Where others reach this host.
-            port: The port's number; 0 for a free one.
 
         Raises:
             ElasticError: No port is free, this one is taken, or no descriptor is left.

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO, TypeAlias
 
 RED, GREEN, YELLOW, CYAN = 31, 32, 33, 36
-Paint: TypeAlias = "Callable[[str, int], str]"
-"""Takes a text and a colour, and returns the text as it is printed."""
+Paint: TypeAlias = "Callable[[str, int], str]"  # takes a text and a colour, and returns the text as it is printed
 
 
 def printable(line: str) -> str:

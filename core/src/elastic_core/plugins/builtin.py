@@ -69,22 +69,15 @@ class MaxRestartsPolicy:
 
 
 class LogLineMetrics:
-    """Prints a line on stderr for each event: ``[elastic] 12:34:56 node0: a worker failed``, on a terminal in colours.
-
-    Args:
-        least: The least level that is printed.
-        host: The name before the text of an event without a field ``node``; None for this host's.
-        stream: The stream to write to; None for stderr.
-        clock: Seconds since the epoch.
-    """
+    """Prints a line for each event: ``[elastic] 12:34:56 node0: a worker failed``, on a terminal in colours."""
 
     def __init__(
         self,
         *,
-        least: Level = Level.INFO,
-        host: str | None = None,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.time,
+        least: Level = Level.INFO,  # the least level that is printed
+        host: str | None = None,  # the name before the text of an event without a field ``node``; None for this host's
+        stream: TextIO | None = None,  # the stream to write to; None for stderr
+        clock: Callable[[], float] = time.time,  # seconds since the epoch
     ) -> None:
         self._least, self._clock = least, clock
         self._host = host_name().partition(".")[0] if host is None else host
@@ -115,9 +108,8 @@ def _colour(event: Event) -> int | None:
 class PlainWorkerStart:
     """Starts every worker as a fresh process, with the environment that training scripts know from torchrun.
 
-    Args:
-        environ: The agent's environment, which workers inherit.
-        plugins: The plugins that the run names; workers get the names, since some plugins have a part in workers.
+    Workers inherit the agent's ``environ``, and get the names of the ``plugins`` that the run names, since some have a
+    part in workers.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, *, plugins: Sequence[str] = ()) -> None:

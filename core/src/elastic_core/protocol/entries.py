@@ -72,11 +72,7 @@ class Place:
 
 
 def place(members: tuple[Member, ...], node_id: str) -> Place:
-    """Return the place of ``node_id``; ranks are exactly 0 .. world_size - 1 over all nodes (I3).
-
-    Raises:
-        ValueError: It is not a member.
-    """
+    """Return the place of a member; ValueError for another node. All ranks are exactly 0 .. world_size - 1 (I3)."""
     ranked = members if isinstance(members, Members) else Members(members)
     if (group_rank := ranked.group_ranks.get(node_id)) is None:
         raise ValueError(f"{node_id} is no member of this round")
@@ -137,8 +133,7 @@ def _is_kind(value: object) -> bool:
     return type(value) is list and [*map(type, value)] == [int, str]
 
 
-COLUMNS = Form(_unpack, _pack)
-"""The form of the members of a ROUND: 8 or 9 bytes for each."""
+COLUMNS = Form(_unpack, _pack)  # the form of the members of a ROUND: 8 or 9 bytes for each
 
 MAX_LOSSES = 3  # losses after which a host is left out while other nodes are enough (rule L4)
 
@@ -422,11 +417,9 @@ class Entry:
     elapsed: float
     """Seconds since the author read the previous entry, by its monotonic clock: a duration, never an instant."""
     since_halt: float = 0.0
-    """The age of the newest HALT in seconds, the sum of :attr:`elapsed` since; 0 for that HALT, and without one.
-
-    Except for clock drift it is never more than the time that has passed, because each author counts from when it had
-    read the entry before, which had been written by then.
-    """
+    """The age of the newest HALT in seconds, the sum of :attr:`elapsed` since; 0 for that HALT, and without one. Except
+    for clock drift it is never more than the time that has passed, because each author counts from when it had read the
+    entry before, which had been written by then."""
     counters: Counters
     anchors: Anchors
     body: Body

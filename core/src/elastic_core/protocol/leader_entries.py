@@ -49,8 +49,7 @@ class LookAgain:
     waiting: str = ""  # what the job waits for, as a text for users, if it cannot go on without
     awaited: str = ""  # the same without the time that is left, which changes at every look; '' where it has none
     silent: tuple[str, ...] = ()
-    """Nodes that may still train, for whose fence the job waits: a plugin or an operator may vouch that they are
-    gone."""
+    """Nodes that may still train, for whose fence the job waits: plugins or operators may vouch that they are gone."""
     put_off: str = ""  # why a node that waits gets no place yet, as a text for users (rule L13)
 
 

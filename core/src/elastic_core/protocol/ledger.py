@@ -234,11 +234,7 @@ def _check_author(entry: Entry, leader: str) -> None:
 
 
 def open_ledger(entry: Entry, now: float) -> Ledger:
-    """Return the ledger of a run that begins, or is resumed, with ``entry``.
-
-    Raises:
-        RendezvousStateError: ``entry`` is neither OPEN nor RESUME.
-    """
+    """Return the ledger of a run that begins, or is resumed, with ``entry``; RendezvousStateError for another kind."""
     at, body = Anchors(open=entry.index, leader=entry.index, kept=entry.anchors.kept), entry.body
     head = replace(entry, anchors=at)
     match body:

@@ -35,9 +35,8 @@ class NodeState:
     leaving: Leaving | None = None
     store_lost: bool = False  # whether an embedded store is gone, so that no further entry can come
     started: tuple[str, ...] = ()
-    """The offers of the newest ROUNDS_REMEMBERED rounds whose workers were started here; none is started twice (S3).
-
-    A store would have to go back further than that to have a round started twice."""
+    """The offers of the newest ROUNDS_REMEMBERED rounds whose workers were started here; none is started twice (S3). A
+    store would have to go back further than that to have a round started twice."""
     run_replaced: str = ""  # why the run in the store is not this node's run any more; '' while it is
     sent_notice: Notice | None = None  # the notice that the workers were sent last
     asked: int = 0  # the index of the newest QUESTION that its monitors were asked

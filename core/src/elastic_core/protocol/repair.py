@@ -134,11 +134,7 @@ def _is_undecided(ledger: Ledger) -> bool:
 
 
 def compose_resume(mine: Ledger, why: str) -> Resume:
-    """Return the body of the RESUME that carries the state of ``mine``.
-
-    Raises:
-        ValueError: ``mine`` has had no round.
-    """
+    """Return the body of the RESUME that carries the state of ``mine``; ValueError if that has had no round."""
     if mine.round is None:
         raise ValueError("a run without a round has nothing to resume")
     stop = mine.planned_stop

@@ -30,10 +30,8 @@ class Phase(str, Enum):
 
 
 SLOTS = 64
-"""Slots of a host that its nodes look at. For later slots, only a newer node on the slot proves anything.
-
-The node that looks and the leader must use the same number, so changing it needs a new protocol version.
-"""
+"""Slots of a host that its nodes look at. For later slots, only a newer node on the slot proves anything. The
+node that looks and the leader must use the same number, so changing it needs a new protocol version."""
 
 
 @dataclass(frozen=True, slots=True)

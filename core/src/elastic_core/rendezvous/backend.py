@@ -29,8 +29,7 @@ MAX_VALUE_BYTES = 256 * 1024
 SEAL_BYTES = 97
 """Bytes of a value that a seal takes (``guard``), left free without a token too, so that limits are the same."""
 STRANGER_HINT = "Something else writes to the store: use another --rdzv_id, or keep it out (docs/security.md)."
-TOMBSTONE = b""
-"""The data of an entry that has been shrunk (:meth:`RendezvousBackend.shrink`)."""
+TOMBSTONE = b""  # the data of an entry that has been shrunk (:meth:`RendezvousBackend.shrink`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,7 @@ class RosterRow:
     """The row of one node incarnation, as the store holds it."""
 
     node_id: str
-    serial: int
-    """1, 2, 3, … in order of arrival, never reused within a job id."""
+    serial: int  # 1, 2, 3, … in order of arrival, never reused within a job id
     revision: int
     value: bytes
     heartbeat: int
@@ -59,10 +57,8 @@ class HeartbeatReply:
     head: int
     """Index of the newest ledger entry in the store; 0 if the ledger is empty. An agent that has not been told of any
     entry yet may get a slightly older index."""
-    revision: int | None
-    """The revision of the caller's own row; None if the store has no such row."""
-    watched: int | None
-    """The heartbeat of the watched node; None if it has no readable row, or no node is watched."""
+    revision: int | None  # of the caller's own row; None if the store has no such row
+    watched: int | None  # the heartbeat of the watched node; None if it has no readable row, or no node is watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +83,8 @@ ORIGIN = Link(0, "")
 class StoreWarning(NamedTuple):
     """A problem of a store that an operator should fix, although the store can be used."""
 
-    message: str
-    """The finding, with its value: one sentence."""
-    hint: str
-    """The advice: one sentence."""
+    message: str  # the finding, with its value: one sentence
+    hint: str  # the advice: one sentence
 
 
 class RendezvousBackend(ABC):

@@ -53,14 +53,11 @@ class RendezvousParameters:
     backend: str
     endpoint: str = field(repr=False)
     """As the user typed it, perhaps with a password; '' if none was given. Each backend declares its own form."""
-    run_id: str
-    """The job id (``--rdzv_id``), which selects the roster and the ledger in the store."""
+    run_id: str  # the job id (``--rdzv_id``), which selects the roster and the ledger in the store
     min_nodes: int
     max_nodes: int
-    local_addr: str | None
-    """The address at which peers reach this node (``--local_addr``); None to find it."""
-    node_rank: int | None
-    """``--node_rank``: this node's rank; None to have it assigned."""
+    local_addr: str | None  # the address at which peers reach this node (``--local_addr``); None to find it
+    node_rank: int | None  # ``--node_rank``: this node's rank; None to have it assigned
     token: JobToken | None = field(repr=False)
     """The job's token, with which core seals the values in the store. Backends do not need it."""
     config: Mapping[str, str] = field(repr=False)
@@ -167,9 +164,7 @@ class HostPort:
     def parse(cls, text: str, default_port: int, *, endpoint: str | None = None, hint: str = "") -> HostPort:
         """Return the host and the port of ``HOST``, ``HOST:PORT``, ``[IPV6]`` or ``[IPV6]:PORT``.
 
-        Args:
-            endpoint: For errors, the whole endpoint, without a password; None if that is ``text``.
-            hint: For errors, what to write.
+        Errors show the whole ``endpoint``, without a password, or else ``text``; ``hint`` tells what to write.
 
         Raises:
             UsageError: The text is not of the form, or names all hosts or a group of hosts.

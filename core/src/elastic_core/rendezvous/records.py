@@ -18,8 +18,7 @@ from urllib.parse import quote, unquote
 from elastic_core.errors import RendezvousStateError
 from elastic_core.rendezvous.backend import MAX_VALUE_BYTES, ORIGIN, Link, RosterRow, check_size
 
-MAX_RECORD_BYTES = MAX_VALUE_BYTES + 4096
-"""Most bytes of a record: a value, and the header before it."""
+MAX_RECORD_BYTES = MAX_VALUE_BYTES + 4096  # most bytes of a record: a value, and the header before it
 
 _NUMBER = re.compile(rb"[0-9]{1,19}")
 _LINK = re.compile(rb"([0-9]{1,19}) ([!-~]*)")
@@ -55,9 +54,7 @@ class Row(NamedTuple):
 class RecordReader:
     """Reads records. A record that is malformed or too large raises a RendezvousStateError.
 
-    Args:
-        store: The store as errors name it: the subject of "… holds".
-        hint: How to keep other writers out of this store.
+    ``store`` is the store as errors name it: the subject of "… holds". ``hint`` tells how to keep other writers out.
     """
 
     def __init__(self, store: str, hint: str) -> None:

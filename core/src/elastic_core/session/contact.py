@@ -42,8 +42,7 @@ class Contact:
     def __init__(self, now: float, publish: Callable[[Event], None]) -> None:
         self.failing: set[str] = set()  # the threads whose last operation failed
         self._told: set[str] = set()  # the kinds of failure that people have been told of, until the store serves again
-        self.known_at = now
-        """When this node last knew all that the store had taken, whether or not a round is live."""
+        self.known_at = now  # when this node last knew all that the store had taken, whether or not a round is live
         self._ended_at = math.inf
         self._publish = publish
         self._lock = threading.Lock()

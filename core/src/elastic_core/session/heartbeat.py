@@ -46,10 +46,8 @@ class Heartbeat:
         with contextlib.suppress(RendezvousConnectionError):  # the thread makes one later
             state.connections.made["heartbeat"] = state.store.connect()
         self._now = now = runtime.now
-        self.count = 1
-        """The heartbeat that is sent next."""
-        self.answered_in = 0.0
-        """The seconds that the store took to answer the newest heartbeat."""
+        self.count = 1  # the heartbeat that is sent next
+        self.answered_in = 0.0  # the seconds that the store took to answer the newest heartbeat
         self._contact_at = self._leader_changed_at = self._ticked_at = self._tried_at = now()
         self._watched: tuple[str, int | None] = (state.ledger.leader, None)  # the leader, and its newest heartbeat
         self._cut_off = False  # whether the connection has broken since the last heartbeat

@@ -360,8 +360,7 @@ class LedgerWatch:
         self._former_rows = applicant.former  # nodes whose rows may still be there
         self.former = (*applicant.former, FormerNode(self._row.info.node_id, arrival.place.index))
         """The nodes as which the roster has shown this agent."""
-        self.drained = ""
-        """Why the node was drained; '' while it is not."""
+        self.drained = ""  # why the node was drained; '' while it is not
         self._found: Closed | StoreLostError | None = None
         self._connection: RendezvousBackend | None = None
         self._stopping, self._entered = runtime.event(), runtime.event()

@@ -62,10 +62,8 @@ class Warden:
     def __init__(self, *, alone: bool = True) -> None:
         """Start the process.
 
-        Args:
-            alone: Whether nothing else in this process starts processes. If so, and the warden is killed, every new
-                descendant of this process counts as the warden's and is killed; otherwise only those in a worker's
-                session.
+        ``alone`` tells that nothing else in this process starts processes. If so, and the warden is killed, every new
+        descendant of this process counts as the warden's and is killed; otherwise only those in a worker's session.
 
         Raises:
             ResourceError: No process could be made.
@@ -123,17 +121,12 @@ class Warden:
         tag: int,
         request: SpawnRequest,
         *,
-        stdin: int | None = None,
+        stdin: int | None = None,  # a descriptor, which the caller may close at once; None for the agent's
         stdout: int | None = None,
         stderr: int | None = None,
-        control: int | None = None,
+        control: int | None = None,  # one more for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``
     ) -> None:
-        """Start a worker: Spawned or SpawnFailed will come, with ``tag``. While a stop is under way it fails.
-
-        Args:
-            stdin: A descriptor to give to it, which the caller may close at once; None for the agent's.
-            control: One more descriptor for it to inherit, whose number it finds in ``ELASTIC_CONTROL_FD``.
-        """
+        """Start a worker: Spawned or SpawnFailed will come, with ``tag``. While a stop is under way it fails."""
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "control": control}
         given = {name: fd for name, fd in streams.items() if fd is not None}
         # How many fences the caller has handled: a request that crosses a Fenced belongs to a round that is over.
@@ -160,13 +153,9 @@ class Warden:
         """Have the starter fork a process that calls a function; if it may not fork, start a fresh interpreter
         (``warden/service.py``). ServiceEnded will come, at its end or if it could not be started.
 
-        A stop does not end it. It has the starter's environment and streams, and leads a session.
-
-        Args:
-            tag: The caller's name for it, among services.
-            entry: ``package.module:function``.
-            arguments: The function's keyword arguments; JSON.
-            descriptors: More keyword arguments: at most 15 descriptors, which the caller may close at once.
+        A stop does not end it. It has the starter's environment and streams, and leads a session. ``tag`` is the
+        caller's name for it, among services. ``entry`` is ``package.module:function``, ``arguments`` are its keyword
+        arguments, JSON. At most 15 ``descriptors`` are more of these; the caller may close them at once.
         """
         self._send("serve", descriptors, tag=tag, entry=entry, arguments=dict(arguments))
 

@@ -73,11 +73,7 @@ class Child:
         return Child(self.kind, {**self.request, **request}, descriptors, self.slot)
 
     def named_descriptors(self) -> dict[str, int]:
-        """Return its descriptors by name.
-
-        Raises:
-            OSError: Some of them did not arrive.
-        """
+        """Return its descriptors by name; OSError if some of them did not arrive."""
         names = self.request["descriptors"]
         if len(self.descriptors) < len(names):
             raise OSError("no descriptors are left for its streams: raise the limit of open files (ulimit -n)")
@@ -128,10 +124,9 @@ class Child:
 
 
 def start(child: Child) -> None:
-    """Fork and exec a child, and close its descriptors. Its pipe reports whether exec succeeds.
+    """Fork and exec a child, and close its descriptors. OSError if no process, or no descriptor, is left.
 
-    Raises:
-        OSError: No process, or no descriptor, is left.
+    The child's pipe reports whether exec succeeds.
     """
     try:
         given, warden = child.named_descriptors(), os.getpid()

@@ -36,8 +36,7 @@ from elastic_core.warden.spawn import STAGE, STANDARD_STREAMS, STARTUP, Child, K
 
 ENTRY, ROOTS = "ELASTIC_STARTER", "ELASTIC_STARTER_ROOTS"
 """The variables in which the starter finds its entry, and the directories of the packages that it needs."""
-ROOM = "ELASTIC_STARTER_ROOM"
-"""Reserves room in which a worker shows the variables that the starter has not."""
+ROOM = "ELASTIC_STARTER_ROOM"  # reserves room in which a worker shows the variables that the starter has not
 ROOM_SIZE = 4096  # bytes; these variables take about a thousand
 PROBE = f"""
 import os, sys
@@ -61,12 +60,7 @@ NO_STARTER = "there is no process that forks workers"
 
 
 class StarterClient:
-    """The starter, and the children that wait for it.
-
-    Args:
-        send_event: Sends an event to the agent.
-        clock: Seconds on the monotonic clock.
-    """
+    """The starter, and the children that wait for it. ``send_event`` sends an event to the agent."""
 
     def __init__(self, send_event: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
         self._send_event = send_event
@@ -137,11 +131,7 @@ class StarterClient:
         return self._ready and self.channel is not None
 
     def request_fork(self, child: Child) -> None:
-        """Request the fork of a child: now, or when the starter is ready.
-
-        Raises:
-            OSError: No descriptor is left.
-        """
+        """Request the fork of a child: now, or when the starter is ready. OSError if no descriptor is left."""
         child.requested_at = self._clock()
         if not self._ready or self.channel is None:
             self.waiting.append(child)

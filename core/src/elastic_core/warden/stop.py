@@ -37,8 +37,7 @@ class StopInProgress:
         self.patient = False  # whether all processes have the grace, also once the workers are gone
         self.killed: dict[Process, float] | None = None
         """The processes that were sent SIGKILL and still exist, with the time, or infinity for those that were reported
-        as stuck; None before the first SIGKILL.
-        """
+        as stuck; None before the first SIGKILL."""
 
     def next_deadline(self) -> float:
         """Return when the stop needs its next step, if no event comes before."""
@@ -69,9 +68,7 @@ class Helpers:
     def admit(self, left: Iterable[Process], workers: Collection[int], now: float, deadline: float) -> list[Process]:
         """Give time to helpers and trackers among the processes that are left of a round; return the helpers.
 
-        Args:
-            workers: The workers of the round, which are gone. Each led a session.
-            deadline: When the helpers and trackers are killed.
+        ``workers`` are those of the round, which are gone; each led a session. The rest is killed at ``deadline``.
         """
         self._wait_until = now + TRACKERS_MAX_SECONDS
         others, helpers = {0, os.getsid(0), *workers}, list[Process]()

@@ -26,12 +26,7 @@ LARGEST = 2**53  # the greatest step, which every JSON reader understands
 
 
 class Notices:
-    """One worker's reports and notices. For one thread.
-
-    Args:
-        environ: The environment with the channel's number.
-        clock: Seconds, monotonic.
-    """
+    """One worker's reports and notices, over the channel that ``environ`` names. For one thread."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic) -> None:
         self._environ, self._clock, self._process = environ, clock, os.getpid()

@@ -24,7 +24,7 @@ def report(
     samples: SupportsIndex | None = None,
     epoch: SupportsFloat | None = None,
 ) -> bool:
-    """Report how far this worker has come; call it as often as you like.
+    """Report how far this worker has come, and return whether that was sent; call it as often as you like.
 
     It takes microseconds and never waits. Nothing is sent within 0.1 s of the last report, where no agent of ``elastic
     run`` is there, and by processes that the worker has forked. ``TrainState.commit()`` reports its step itself.
@@ -34,9 +34,6 @@ def report(
         loss: The loss of this step; a tensor with one element too, which is read from its device only if it is sent.
         samples: How many samples have been trained on.
         epoch: The epoch, also a part of one.
-
-    Returns:
-        Whether it was sent.
 
     Raises:
         ValueError: A value is no number, or out of range, or there is none.
