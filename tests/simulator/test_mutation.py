@@ -108,7 +108,8 @@ def test_every_mutant_that_is_listed_as_equivalent_has_a_reason() -> None:
 def test_mutants_are_tried_by_tests_and_then_by_plans(tmp_path: Path) -> None:
     results = tmp_path / "results"
     options = ["failure_detector", "--only=takeover_at: ", "--plans=40", "--jobs=2", f"--results={results}"]
-    command = [sys.executable, "-m", "mutation", *options, "--tests=core/tests/protocol/test_members.py"]
+    tests = ["--tests=core/tests/protocol/test_members.py", "--tests=core/tests/session/test_contact.py"]
+    command = [sys.executable, "-m", "mutation", *options, *tests]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "harness")}
     first = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     tried = [json.loads(line) for line in results.read_text().splitlines()]
