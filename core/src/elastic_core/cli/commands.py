@@ -15,15 +15,15 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
-from click.core import ParameterSource
 
 from elastic_core.cli.interrupt import raise_again
 from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_mean
 from elastic_core.exit_codes import ExitCode, signalled
 from elastic_core.host.terminal import printable_lines
+from elastic_core.version import __version__
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -38,6 +38,7 @@ EXHAUSTED = {
     errno.ENOMEM: "memory",
 }
 COMPLETE = "_ELASTIC_COMPLETE"
+DEFECT = "This is a defect of Elastic, not of your program. Please report it with the lines above."
 LIMITS = "Check the limits of processes, open files and memory (ulimit -a, and the container's)."
 
 
@@ -45,18 +46,13 @@ class Elastic(click.Group):
     """The group of all commands: ``run``, and those in the entry-point group ``elastic.commands``."""
 
     def __init__(self) -> None:
-        flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
         super().__init__(
             "elastic",
             help="Launch and supervise distributed training that survives crashes, lost nodes and preemption.",
             context_settings={"help_option_names": list(HELP), "max_content_width": MAX_WIDTH},
-            params=[click.Option(["--version"], help="Show the version and exit.", callback=_show_version, **flag)],
             no_args_is_help=False,
         )
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; an empty one asks for the help."""
-        return super().parse_args(ctx, args or ["--help"])
+        click.version_option(__version__, message="%(prog)s %(version)s")(self)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return core's command, then those of plugins."""
@@ -125,14 +121,6 @@ class Elastic(click.Group):
         return [(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
 
 
-def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        from elastic_core.version import __version__  # a module less on the way of a launch
-
-        click.echo(f"elastic {__version__}")
-        ctx.exit()
-
-
 def run(command: click.Command, arguments: Sequence[str]) -> int:
     """Run a command and return the exit code; print what went wrong.
 
@@ -148,10 +136,6 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
             return int(command.invoke(context) or ExitCode.SUCCESS)
     except click.exceptions.Exit as exc:
         return exc.exit_code
-    except click.ClickException as exc:
-        return _failed(*_in_our_words(exc), ExitCode.USAGE, launches)
-    except ElasticError as exc:
-        return _failed(exc.message, exc.hint, exc.exit_code, launches)
     except (KeyboardInterrupt, click.Abort):
         return signalled(signal.SIGINT)
     except Exception as exc:
@@ -161,22 +145,29 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
             if wait_until_ready(sys.stdout.fileno(), 0, 0):  # closed, as by ``head``
                 _silence(sys.stdout)
                 return signalled(signal.SIGPIPE)
-        if (missing := _exhausted(exc)) is not None:
-            return _failed(f"This machine has no {missing} left: {exc}.", LIMITS, ExitCode.WITHDRAWN, launches)
-        traceback.print_exc()
-        hint = "This is a defect of Elastic, not of your program. Please report it with the lines above."
-        return _failed(f"{type(exc).__name__}: {exc}", hint, ExitCode.INTERNAL, launches)
-    finally:  # an unwritable stream does not change the exit code
+        return _failed(*_explained(exc), launches)
+    finally:  # a stream that cannot be written, such as a closed terminal, does not change the exit code
         for stream in [sys.stderr, sys.stdout] if launches else [sys.stderr]:
-            if stream is not None:  # None: it was closed when this process began
-                _drop_unwritable(stream)
+            try:
+                if stream is not None:  # None: it was closed when this process began
+                    stream.flush()
+            except OSError:
+                _silence(stream)
 
 
-def _exhausted(exc: Exception) -> str | None:
-    """Return the resource that this machine has run out of, if the error says so."""
+def _explained(exc: Exception) -> tuple[str, str | None, int]:
+    """Return the message, the hint and the exit code for an error; print the traceback of a defect of Elastic."""
+    if isinstance(exc, ElasticError):
+        return exc.message, exc.hint, exc.exit_code
+    if isinstance(exc, click.ClickException):
+        return *_in_our_words(exc), ExitCode.USAGE
+    missing = EXHAUSTED.get(exc.errno or 0) if isinstance(exc, OSError) else None
     if isinstance(exc, RuntimeError) and "can't start new thread" in str(exc):
-        return "thread"
-    return EXHAUSTED.get(exc.errno or 0) if isinstance(exc, OSError) else None
+        missing = "thread"
+    if missing is not None:
+        return f"This machine has no {missing} left: {exc}.", LIMITS, ExitCode.WITHDRAWN
+    traceback.print_exception(exc)
+    return f"{type(exc).__name__}: {exc}", DEFECT, ExitCode.INTERNAL
 
 
 def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
@@ -193,12 +184,6 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
             if candidates(exc.option_name.lstrip("-"), {*(flag.name for flag in FLAGS), *brought("flags")}):
                 return f"{exc.option_name} is a flag of `elastic run`.", "See elastic run -h."
         return f"There is no option {exc.option_name!r}.{did_you_mean(exc.option_name, known)}", hint
-    if isinstance(exc, click.BadParameter) and context and exc.param and exc.param.name:
-        from_environment = context.get_parameter_source(exc.param.name) is ParameterSource.ENVIRONMENT
-        variable = str(exc.param.envvar)
-        hint = f"The value comes from {variable}." if from_environment else hint
-        if from_environment and isinstance(exc.param, click.Option) and exc.param.is_flag:
-            return f"--{exc.param.name} {os.environ[variable]!r} is neither 1 (yes) nor 0 (no).", hint
     return exc.format_message(), hint
 
 
@@ -219,16 +204,8 @@ def _failed(message: str, hint: str | None, code: int, launches: bool) -> int:
     return code
 
 
-def _drop_unwritable(stream: TextIO) -> None:
-    """Discard buffered output that cannot be written, for example to a closed terminal; Python would exit with 120."""
-    try:
-        stream.flush()
-    except OSError:
-        _silence(stream)
-
-
 def _silence(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, so that the interpreter's last flush succeeds."""
+    """Redirect a stream to /dev/null, so that the interpreter's last flush succeeds; else it would exit with 120."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
