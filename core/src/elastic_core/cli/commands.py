@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import click
 
@@ -25,11 +25,8 @@ from elastic_core.exit_codes import ExitCode, signalled
 from elastic_core.host.terminal import printable_lines
 from elastic_core.version import __version__
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 RUN = "run"  # core's own command
-HELP = ("-h", "--help")
+HELP = ["-h", "--help"]
 MAX_WIDTH = 120  # columns of help; a narrower terminal has its own width
 EXHAUSTED = {
     errno.EMFILE: "file descriptor",
@@ -49,7 +46,7 @@ class Elastic(click.Group):
         super().__init__(
             "elastic",
             help="Launch and supervise distributed training that survives crashes, lost nodes and preemption.",
-            context_settings={"help_option_names": list(HELP), "max_content_width": MAX_WIDTH},
+            context_settings={"help_option_names": HELP, "max_content_width": MAX_WIDTH},
             no_args_is_help=False,
         )
         click.version_option(__version__, message="%(prog)s %(version)s")(self)
@@ -61,64 +58,56 @@ class Elastic(click.Group):
         return [RUN, *(name for name in Catalogue.read().names(Group.COMMANDS) if name != RUN)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Import one command.
+        """Return a stand-in for a command, with its line of help; :meth:`resolve_command` imports the command."""
+        from elastic_core.distributions import described
 
-        Raises:
-            UsageError: No command has that name.
-            PluginError: The command is not installed, cannot be imported, or is no click command.
-        """
-        if cmd_name == RUN:
-            from elastic_core.cli import run
-
-            return run.command
-        from elastic_core.distributions import brought
-        from elastic_core.plugins.entry_points import Catalogue, Group, import_plugin
-
-        catalogue = Catalogue.read()
-        if cmd_name not in catalogue.names(Group.COMMANDS) and cmd_name not in (others := brought(Group.COMMANDS.kind)):
-            known = {*self.list_commands(ctx), *others}
-            is_program = cmd_name.endswith(".py") or os.path.exists(cmd_name)
-            meant = f" Did you mean: elastic run {cmd_name}?" if is_program else did_you_mean(cmd_name, {*known, *HELP})
-            raise UsageError(f"There is no command {cmd_name!r}.{meant}", hint="See elastic --help.")
-        offer = catalogue.find(cmd_name, Group.COMMANDS)
-        command = import_plugin(offer)
-        if not isinstance(command, click.Command):
-            raise PluginError(f"The {offer} is no click command.")
-        return command
+        texts = {**described("commands"), RUN: "Start a program on this node as part of a job."}
+        return click.Command(cmd_name, short_help=texts.get(cmd_name, "From a plugin."))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, in which SIGINT raises KeyboardInterrupt; for ``run``, start the warden before."""
+        """Import the command, in which SIGINT raises KeyboardInterrupt; for ``run``, start the warden before."""
+        name, *rest = args
         if ctx.resilient_parsing:  # a shell completes the line
             with suppress(ElasticError):
-                return super().resolve_command(ctx, args)
+                return name, _import_command(name), rest
             return None, None, args
-        if args[:1] == [RUN] and not {*HELP} & {*args}:
+        if name == RUN and not {*HELP} & {*rest}:
             from elastic_core.agent.start import begun
 
             ctx.obj = ctx.with_resource(begun())
-        found = super().resolve_command(ctx, args)
+        command = _import_command(name)
         raise_again()
-        return found
+        return name, command, rest
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands and options that begin so, without importing commands of plugins."""
-        from click.shell_completion import CompletionItem  # a launch does without it
 
-        begun = [CompletionItem(name, help=text) for name, text in self._texts(ctx) if name.startswith(incomplete)]
-        return [*begun, *click.Command.shell_complete(self, ctx, incomplete)]
+def _import_command(name: str) -> click.Command:
+    """Return a command.
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, without importing those of plugins."""
-        with formatter.section("Commands"):
-            formatter.write_dl(self._texts(ctx))
+    Raises:
+        UsageError: No command has that name.
+        PluginError: The command is not installed, cannot be imported, or is no click command.
+    """
+    if name == RUN:
+        from elastic_core.cli import run
 
-    def _texts(self, ctx: click.Context) -> list[tuple[str, str]]:
-        from elastic_core.distributions import described
+        return run.command
+    from elastic_core.distributions import brought
+    from elastic_core.plugins.entry_points import Catalogue, Group, import_plugin
 
-        texts = {**described("commands"), RUN: "Start a program on this node as part of a job."}
-        return [(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
+    catalogue = Catalogue.read()
+    installed = catalogue.names(Group.COMMANDS)
+    if name not in installed and name not in (others := brought(Group.COMMANDS.kind)):
+        known = [RUN, *installed, *others, *HELP]
+        is_program = name.endswith(".py") or os.path.exists(name)
+        meant = f" Did you mean: elastic run {name}?" if is_program else did_you_mean(name, known)
+        raise UsageError(f"There is no command {name!r}.{meant}", hint="See elastic --help.")
+    offer = catalogue.find(name, Group.COMMANDS)
+    command = import_plugin(offer)
+    if not isinstance(command, click.Command):
+        raise PluginError(f"The {offer} is no click command.")
+    return command
 
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -42,7 +41,12 @@ class FlagCommand(click.Command):
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         spellings = [text for option in options for text in (*option.opts, *option.secondary_opts)]
         known = {text.lstrip("-").replace("-", "_") for text in spellings}  # one-letter ones included
-        ctx.token_normalize_func = partial(_full_name, known)
+
+        def full_name(token: str) -> str:
+            meant = candidates(token, known)
+            return meant[0] if len(meant) == 1 else token.replace("-", "_")
+
+        ctx.token_normalize_func = full_name  # click calls it with every name that it compares
         try:
             with _hints_with_sources(ctx):
                 return super().parse_args(ctx, args)
@@ -80,12 +84,6 @@ def _hints_with_sources(context: click.Context) -> Iterator[None]:
         sources = [f"The value comes from {variable}." for variable in variables]
         exc.hint = "\n".join([*([exc.hint] if exc.hint else []), *sources]) or None
         raise
-
-
-def _full_name(names: Collection[str], token: str) -> str:
-    """Return the full name of a flag, for every name that click compares."""
-    meant = candidates(token, names)
-    return meant[0] if len(meant) == 1 else token.replace("-", "_")
 
 
 class FlagOption(click.Option):
