@@ -80,23 +80,16 @@ class WorkerStreams:
 
 @dataclass(frozen=True)
 class Routes:
-    """The destinations of the streams of each local rank.
+    """The destinations of the streams of each local rank."""
 
-    Attributes:
-        redirects: The streams that go to a file only.
-        tee: The streams that go to a file and, with ``[rank3]:`` before each line, to the console. It comes before
-            ``redirects``.
-        keep: Whether all other streams are kept in a file as well.
-        shown: The local ranks that the console shows; streams of the others go to files only. None for all.
-        several: Whether the console shows more than one worker: then in whole lines. A single worker has the agent's
-            own stdout, unless that is kept as well.
-    """
-
-    redirects: StreamMap
+    redirects: StreamMap  # the streams that go to a file only
     tee: StreamMap
-    keep: bool = False
-    shown: Collection[int] | None = None
+    """The streams that go to a file and, with ``[rank3]:`` before each line, to the console; before ``redirects``."""
+    keep: bool = False  # whether all other streams are kept in a file as well
+    shown: Collection[int] | None = None  # the local ranks that the console shows, and not only files; None for all
     several: bool = False
+    """Whether the console shows more than one worker: then in whole lines. A single worker has the agent's own stdout,
+    unless that is kept as well."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Routes:

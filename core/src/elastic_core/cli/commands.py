@@ -47,7 +47,6 @@ class Elastic(click.Group):
             "elastic",
             help="Launch and supervise distributed training that survives crashes, lost nodes and preemption.",
             context_settings={"help_option_names": HELP, "max_content_width": MAX_WIDTH},
-            no_args_is_help=False,
         )
         click.version_option(__version__, message="%(prog)s %(version)s")(self)
 

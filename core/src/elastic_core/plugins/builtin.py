@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from elastic_core.config.environment import threads
 from elastic_core.config.program import Program, ProgramKind, interpreter, python_program
@@ -73,22 +73,12 @@ class LogLineMetrics:
 
     Args:
         least: The least level that is printed.
-        host: The name before the text of an event without a field ``node``; None for this host's.
-        stream: The stream to write to; None for stderr.
         clock: Seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        *,
-        least: Level = Level.INFO,
-        host: str | None = None,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, *, least: Level = Level.INFO, clock: Callable[[], float] = time.time) -> None:
         self._least, self._clock = least, clock
-        self._host = host_name().partition(".")[0] if host is None else host
-        self._stream = sys.stderr if stream is None else stream
+        self._host, self._stream = host_name().partition(".")[0], sys.stderr
         self._paint = painter(self._stream)
 
     @hookimpl
