@@ -88,7 +88,7 @@ class Routes:
     keep: bool = False  # whether all other streams are kept in a file as well
     shown: Collection[int] | None = None  # the local ranks that the console shows, and not only files; None for all
     several: bool = False
-    """Whether the console shows more than one worker: then in whole lines. A single worker has the agent's own stdout,
+    """True if the console shows more than one worker: then in whole lines. A single worker has the agent's own stdout,
     unless that is kept as well."""
 
     @classmethod
@@ -345,12 +345,7 @@ class PumpThread:
 
     def resize(self, size: bytes) -> None:
         """Give all pseudo-terminals this window size."""
-
-        def pass_on() -> None:
-            for pump in self._pumps():
-                resize_terminal(pump.pipe, size)
-
-        self._order(pass_on)
+        self._order(lambda: [resize_terminal(pump.pipe, size) for pump in self._pumps()])
 
     def close(self, timeout: float) -> None:
         """Forward the output that has arrived, then stop; abandon a thread that is stuck after ``timeout`` seconds."""
