@@ -345,7 +345,12 @@ class PumpThread:
 
     def resize(self, size: bytes) -> None:
         """Give all pseudo-terminals this window size."""
-        self._order(lambda: [resize_terminal(pump.pipe, size) for pump in self._pumps()])
+
+        def pass_on() -> None:
+            for pump in self._pumps():
+                resize_terminal(pump.pipe, size)
+
+        self._order(pass_on)
 
     def close(self, timeout: float) -> None:
         """Forward the output that has arrived, then stop; abandon a thread that is stuck after ``timeout`` seconds."""
