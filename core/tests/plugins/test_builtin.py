@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,12 +155,13 @@ def test_a_job_that_ends_at_the_same_step_again_is_not_worth_requeueing(
 
 
 def lines(*events: Event, least: Level = Level.INFO) -> list[str]:
-    """Return the lines of the observer at 12:34:56."""
-    stream = io.StringIO()
+    """Return the lines of the observer on node0 at 12:34:56."""
     noon = time.mktime((2024, 5, 17, 12, 34, 56, 0, 0, -1))
-    observer = LogLineMetrics(least=least, host="node0", stream=stream, clock=lambda: noon)
-    for event in events:
-        observer.elastic_observe(event)
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()) as stream:
+        patch.setenv("ELASTIC_HOST_NAME", "node0.cluster")
+        observer = LogLineMetrics(least=least, clock=lambda: noon)
+        for event in events:
+            observer.elastic_observe(event)
     return stream.getvalue().splitlines()
 
 

@@ -38,12 +38,15 @@ class DirectConsole:
         thread may call this.
         """
         if self._gone is None:
-            try:
-                write_all(self._fd, self._separated(chunk, rank))
-            except OSError as exc:
-                self._gone = exc
-                self._report(_gone(exc))
+            self._show(self._separated(chunk, rank))
         return self._gone is None or self._gone.errno == errno.EIO
+
+    def _show(self, chunk: bytes) -> None:
+        try:
+            write_all(self._fd, chunk)
+        except OSError as exc:
+            self._gone = exc
+            self._report(f"the console is gone ({exc.strerror}): workers' output is no longer shown there")
 
     def _separated(self, chunk: bytes, rank: int) -> bytes:
         """Return what a rank shows next, after a line break if the open line is another rank's.
@@ -93,17 +96,13 @@ class Console(DirectConsole):
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        while (chunk := self._next()) is not None:
-            try:
-                write_all(self._fd, chunk)
-            except OSError as exc:
-                self._report(_gone(exc))
-                with self._changed:
-                    self._closed = True
-                    self._waiting.clear()
-                return
+        while self._gone is None and (chunk := self._next()) is not None:
+            self._show(chunk)
             with self._changed:
                 self._size -= len(chunk)
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
 
     def _next(self) -> bytes | None:
         """Wait for the next chunk and return it; None at the end."""
@@ -128,10 +127,6 @@ class Console(DirectConsole):
             return b""
         dropped, self._dropped = self._dropped, 0
         return f"\n[elastic] the console was too slow: {dropped:,} bytes of workers' output are missing here\n".encode()
-
-
-def _gone(exc: OSError) -> str:
-    return f"the console is gone ({exc.strerror}): workers' output is no longer shown there"
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -84,11 +84,9 @@ class Routes:
 
     redirects: StreamMap  # the streams that go to a file only
     tee: StreamMap
-    """The streams that go to a file and, with ``[rank3]:`` before each line, to the console. It comes before
-    ``redirects``."""
+    """The streams that go to a file and, with ``[rank3]:`` before each line, to the console; before ``redirects``."""
     keep: bool = False  # whether all other streams are kept in a file as well
-    shown: Collection[int] | None = None
-    """The local ranks that the console shows; streams of the others go to files only. None for all."""
+    shown: Collection[int] | None = None  # the local ranks that the console shows, and not only files; None for all
     several: bool = False
     """True if the console shows more than one worker: then in whole lines. A single worker has the agent's own stdout,
     unless that is kept as well."""

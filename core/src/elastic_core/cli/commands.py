@@ -15,21 +15,18 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TextIO
 
 import click
-from click.core import ParameterSource
 
 from elastic_core.cli.interrupt import raise_again
 from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_mean
 from elastic_core.exit_codes import ExitCode, signalled
 from elastic_core.host.terminal import printable_lines
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+from elastic_core.version import __version__
 
 RUN = "run"  # core's own command
-HELP = ("-h", "--help")
+HELP = ["-h", "--help"]
 MAX_WIDTH = 120  # columns of help; a narrower terminal has its own width
 EXHAUSTED = {
     errno.EMFILE: "file descriptor",
@@ -38,6 +35,7 @@ EXHAUSTED = {
     errno.ENOMEM: "memory",
 }
 COMPLETE = "_ELASTIC_COMPLETE"
+DEFECT = "This is a defect of Elastic, not of your program. Please report it with the lines above."
 LIMITS = "Check the limits of processes, open files and memory (ulimit -a, and the container's)."
 
 
@@ -45,18 +43,12 @@ class Elastic(click.Group):
     """The group of all commands: ``run``, and those in the entry-point group ``elastic.commands``."""
 
     def __init__(self) -> None:
-        flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
         super().__init__(
             "elastic",
             help="Launch and supervise distributed training that survives crashes, lost nodes and preemption.",
-            context_settings={"help_option_names": list(HELP), "max_content_width": MAX_WIDTH},
-            params=[click.Option(["--version"], help="Show the version and exit.", callback=_show_version, **flag)],
-            no_args_is_help=False,
+            context_settings={"help_option_names": HELP, "max_content_width": MAX_WIDTH},
         )
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; an empty one asks for the help."""
-        return super().parse_args(ctx, args or ["--help"])
+        click.version_option(__version__, message="%(prog)s %(version)s")(self)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return core's command, then those of plugins."""
@@ -65,72 +57,56 @@ class Elastic(click.Group):
         return [RUN, *(name for name in Catalogue.read().names(Group.COMMANDS) if name != RUN)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Import one command.
+        """Return a stand-in for a command, with its line of help; :meth:`resolve_command` imports the command."""
+        from elastic_core.distributions import described
 
-        Raises:
-            UsageError: No command has that name.
-            PluginError: The command is not installed, cannot be imported, or is no click command.
-        """
-        if cmd_name == RUN:
-            from elastic_core.cli import run
-
-            return run.command
-        from elastic_core.distributions import brought
-        from elastic_core.plugins.entry_points import Catalogue, Group, import_plugin
-
-        catalogue = Catalogue.read()
-        if cmd_name not in catalogue.names(Group.COMMANDS) and cmd_name not in (others := brought(Group.COMMANDS.kind)):
-            known = {*self.list_commands(ctx), *others}
-            is_program = cmd_name.endswith(".py") or os.path.exists(cmd_name)
-            meant = f" Did you mean: elastic run {cmd_name}?" if is_program else did_you_mean(cmd_name, {*known, *HELP})
-            raise UsageError(f"There is no command {cmd_name!r}.{meant}", hint="See elastic --help.")
-        offer = catalogue.find(cmd_name, Group.COMMANDS)
-        command = import_plugin(offer)
-        if not isinstance(command, click.Command):
-            raise PluginError(f"The {offer} is no click command.")
-        return command
+        texts = {**described("commands"), RUN: "Start a program on this node as part of a job."}
+        return click.Command(cmd_name, short_help=texts.get(cmd_name, "From a plugin."))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, in which SIGINT raises KeyboardInterrupt; for ``run``, start the warden before."""
+        """Import the command, in which SIGINT raises KeyboardInterrupt; for ``run``, start the warden before."""
+        name, *rest = args
         if ctx.resilient_parsing:  # a shell completes the line
             with suppress(ElasticError):
-                return super().resolve_command(ctx, args)
+                return name, _import_command(name), rest
             return None, None, args
-        if args[:1] == [RUN] and not {*HELP} & {*args}:
+        if name == RUN and not {*HELP} & {*rest}:
             from elastic_core.agent.start import begun
 
             ctx.obj = ctx.with_resource(begun())
-        found = super().resolve_command(ctx, args)
+        command = _import_command(name)
         raise_again()
-        return found
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands and options that begin so, without importing commands of plugins."""
-        from click.shell_completion import CompletionItem  # a launch does without it
-
-        begun = [CompletionItem(name, help=text) for name, text in self._texts(ctx) if name.startswith(incomplete)]
-        return [*begun, *click.Command.shell_complete(self, ctx, incomplete)]
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, without importing those of plugins."""
-        with formatter.section("Commands"):
-            formatter.write_dl(self._texts(ctx))
-
-    def _texts(self, ctx: click.Context) -> list[tuple[str, str]]:
-        from elastic_core.distributions import described
-
-        texts = {**described("commands"), RUN: "Start a program on this node as part of a job."}
-        return [(name, texts.get(name, "From a plugin.")) for name in self.list_commands(ctx)]
+        return name, command, rest
 
 
-def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        from elastic_core.version import __version__  # a module less on the way of a launch
+def _import_command(name: str) -> click.Command:
+    """Return a command.
 
-        click.echo(f"elastic {__version__}")
-        ctx.exit()
+    Raises:
+        UsageError: No command has that name.
+        PluginError: The command is not installed, cannot be imported, or is no click command.
+    """
+    if name == RUN:
+        from elastic_core.cli import run
+
+        return run.command
+    from elastic_core.distributions import brought
+    from elastic_core.plugins.entry_points import Catalogue, Group, import_plugin
+
+    catalogue = Catalogue.read()
+    installed = catalogue.names(Group.COMMANDS)
+    if name not in installed and name not in (others := brought(Group.COMMANDS.kind)):
+        known = [RUN, *installed, *others, *HELP]
+        is_program = name.endswith(".py") or os.path.exists(name)
+        meant = f" Did you mean: elastic run {name}?" if is_program else did_you_mean(name, known)
+        raise UsageError(f"There is no command {name!r}.{meant}", hint="See elastic --help.")
+    offer = catalogue.find(name, Group.COMMANDS)
+    command = import_plugin(offer)
+    if not isinstance(command, click.Command):
+        raise PluginError(f"The {offer} is no click command.")
+    return command
 
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:
@@ -148,10 +124,6 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
             return int(command.invoke(context) or ExitCode.SUCCESS)
     except click.exceptions.Exit as exc:
         return exc.exit_code
-    except click.ClickException as exc:
-        return _failed(*_in_our_words(exc), ExitCode.USAGE, launches)
-    except ElasticError as exc:
-        return _failed(exc.message, exc.hint, exc.exit_code, launches)
     except (KeyboardInterrupt, click.Abort):
         return signalled(signal.SIGINT)
     except Exception as exc:
@@ -161,22 +133,29 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
             if wait_until_ready(sys.stdout.fileno(), 0, 0):  # closed, as by ``head``
                 _silence(sys.stdout)
                 return signalled(signal.SIGPIPE)
-        if (missing := _exhausted(exc)) is not None:
-            return _failed(f"This machine has no {missing} left: {exc}.", LIMITS, ExitCode.WITHDRAWN, launches)
-        traceback.print_exc()
-        hint = "This is a defect of Elastic, not of your program. Please report it with the lines above."
-        return _failed(f"{type(exc).__name__}: {exc}", hint, ExitCode.INTERNAL, launches)
-    finally:  # an unwritable stream does not change the exit code
+        return _failed(*_explained(exc), launches)
+    finally:  # a stream that cannot be written, such as a closed terminal, does not change the exit code
         for stream in [sys.stderr, sys.stdout] if launches else [sys.stderr]:
-            if stream is not None:  # None: it was closed when this process began
-                _drop_unwritable(stream)
+            try:
+                if stream is not None:  # None: it was closed when this process began
+                    stream.flush()
+            except OSError:
+                _silence(stream)
 
 
-def _exhausted(exc: Exception) -> str | None:
-    """Return the resource that this machine has run out of, if the error says so."""
+def _explained(exc: Exception) -> tuple[str, str | None, int]:
+    """Return the message, the hint and the exit code for an error; print the traceback of a defect of Elastic."""
+    if isinstance(exc, ElasticError):
+        return exc.message, exc.hint, exc.exit_code
+    if isinstance(exc, click.ClickException):
+        return *_in_our_words(exc), ExitCode.USAGE
+    missing = EXHAUSTED.get(exc.errno or 0) if isinstance(exc, OSError) else None
     if isinstance(exc, RuntimeError) and "can't start new thread" in str(exc):
-        return "thread"
-    return EXHAUSTED.get(exc.errno or 0) if isinstance(exc, OSError) else None
+        missing = "thread"
+    if missing is not None:
+        return f"This machine has no {missing} left: {exc}.", LIMITS, ExitCode.WITHDRAWN
+    traceback.print_exception(exc)
+    return f"{type(exc).__name__}: {exc}", DEFECT, ExitCode.INTERNAL
 
 
 def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
@@ -193,12 +172,6 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
             if candidates(exc.option_name.lstrip("-"), {*(flag.name for flag in FLAGS), *brought("flags")}):
                 return f"{exc.option_name} is a flag of `elastic run`.", "See elastic run -h."
         return f"There is no option {exc.option_name!r}.{did_you_mean(exc.option_name, known)}", hint
-    if isinstance(exc, click.BadParameter) and context and exc.param and exc.param.name:
-        from_environment = context.get_parameter_source(exc.param.name) is ParameterSource.ENVIRONMENT
-        variable = str(exc.param.envvar)
-        hint = f"The value comes from {variable}." if from_environment else hint
-        if from_environment and isinstance(exc.param, click.Option) and exc.param.is_flag:
-            return f"--{exc.param.name} {os.environ[variable]!r} is neither 1 (yes) nor 0 (no).", hint
     return exc.format_message(), hint
 
 
@@ -219,16 +192,8 @@ def _failed(message: str, hint: str | None, code: int, launches: bool) -> int:
     return code
 
 
-def _drop_unwritable(stream: TextIO) -> None:
-    """Discard buffered output that cannot be written, for example to a closed terminal; Python would exit with 120."""
-    try:
-        stream.flush()
-    except OSError:
-        _silence(stream)
-
-
 def _silence(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, so that the interpreter's last flush succeeds."""
+    """Redirect a stream to /dev/null, so that the interpreter's last flush succeeds; else it would exit with 120."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

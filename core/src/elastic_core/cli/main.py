@@ -17,6 +17,6 @@ def main() -> int:
 
         from elastic_core.cli.commands import Elastic, run
 
-        return run(Elastic(), sys.argv[1:])
+        return run(Elastic(), sys.argv[1:] or ["--help"])
     except KeyboardInterrupt:  # before cli.commands handles it
         return 130

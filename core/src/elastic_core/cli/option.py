@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
 
@@ -37,16 +36,17 @@ def candidates(token: str, names: Collection[str]) -> list[str]:
 class FlagCommand(click.Command):
     """A command whose flags may be written with - or _, and abbreviated as long as the abbreviation is unique."""
 
-    def __init__(self, name: str, *, context_settings: dict[str, Any] | None = None, **attributes: Any) -> None:
-        settings = {"help_option_names": ["-h", "--help"], **(context_settings or {})}
-        super().__init__(name, context_settings=settings, **attributes)
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; an error gets its context, so that the hint names the right help."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         spellings = [text for option in options for text in (*option.opts, *option.secondary_opts)]
         known = {text.lstrip("-").replace("-", "_") for text in spellings}  # one-letter ones included
-        ctx.token_normalize_func = partial(_full_name, known)
+
+        def full_name(token: str) -> str:
+            meant = candidates(token, known)
+            return meant[0] if len(meant) == 1 else token.replace("-", "_")
+
+        ctx.token_normalize_func = full_name  # click calls it with every name that it compares
         try:
             with _hints_with_sources(ctx):
                 return super().parse_args(ctx, args)
@@ -86,12 +86,6 @@ def _hints_with_sources(context: click.Context) -> Iterator[None]:
         raise
 
 
-def _full_name(names: Collection[str], token: str) -> str:
-    """Return the full name of a flag, for every name that click compares."""
-    meant = candidates(token, names)
-    return meant[0] if len(meant) == 1 else token.replace("-", "_")
-
-
 class FlagOption(click.Option):
     """The option of a flag; it has an environment variable, and the flag reads its text."""
 
@@ -101,7 +95,6 @@ class FlagOption(click.Option):
         default: Any = None if flag.repeated else bool(flag.value) if flag.is_switch else flag.default
         super().__init__(
             [f"--{flag.name}{off}", *([flag.short] if flag.short else [])],
-            callback=self._read,
             help=shown,
             envvar=flag_variable(flag.name),
             metavar=flag.metavar,
@@ -113,10 +106,11 @@ class FlagOption(click.Option):
         self.name: str = flag.name
         self.flag = flag
 
-    def _read(self, _ctx: click.Context, _: click.Parameter, given: Any) -> Any:
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         """Return the value of a text; for a repeated flag, the values of all texts in one tuple."""
-        if given is None or self.is_flag:
-            return given
         if self.multiple:
-            return tuple(chain.from_iterable(self.flag.read(text) for text in given))
-        return self.flag.read(given)
+            return tuple(chain.from_iterable(map(self.flag.read, value or ())))
+        if self.is_flag:
+            with suppress(click.BadParameter):  # the flag's own error is raised below
+                return super().type_cast_value(ctx, value)
+        return self.flag.read(value) if isinstance(value, str) else value

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from elastic_core.warden.client import Warden
 
 _NAMES = frozenset(flag.name for flag in FLAGS)
-CATALOGUE, _DECLARED, _OPTIONS = (f"elastic_core.cli.run.{name}" for name in ("catalogue", "flags", "options"))
+_CATALOGUE, _OPTIONS = "elastic_core.cli.run.catalogue", "elastic_core.cli.run.options"
+"""The keys of a context's ``meta`` for the installed plugins, and the options of their flags, once they are read."""
 
 SHORT_HELP = "nnodes nproc_per_node standalone rdzv_backend rdzv_endpoint rdzv_id max_restarts log_dir"
 """The flags that ``-h`` shows; ``--help`` shows all."""
@@ -87,7 +88,7 @@ class RunCommand(FlagCommand):
         variables = {name.removeprefix(FLAG_PREFIX).lower() for name in os.environ if name.startswith(FLAG_PREFIX)}
         if others := variables - _NAMES or ctx.resilient_parsing or self._has_other_flags(ctx, args):
             self._read_plugins_flags(ctx, args)
-        declared: Mapping[str, Flag[Any]] = ctx.meta.get(_DECLARED, {})
+        declared = _plugins_flags(ctx)
         try:
             left = super().parse_args(ctx, args)
         except click.NoSuchOption as exc:
@@ -115,14 +116,12 @@ class RunCommand(FlagCommand):
         from elastic_core.plugins.entry_points import Catalogue
         from elastic_core.plugins.flags import declared_flags
 
-        catalogue = ctx.meta[CATALOGUE] = Catalogue.read()
+        catalogue = ctx.meta[_CATALOGUE] = Catalogue.read()
         try:
-            declared = ctx.meta[_DECLARED] = declared_flags(catalogue, _NAMES)
+            ctx.meta[_OPTIONS] = [*map(FlagOption, declared_flags(catalogue, _NAMES).values())]
         except PluginError:
             if not ctx.resilient_parsing and "--help" not in args:
                 raise
-        else:
-            ctx.meta[_OPTIONS] = [FlagOption(flag) for flag in declared.values()]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the options of core's flags and, where they have been read, of plugins' flags."""
@@ -147,8 +146,7 @@ class RunCommand(FlagCommand):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags into the help, section by section."""
-        flags = arrange(FLAGS, ctx.meta.get(_DECLARED, {}).values())
-        for title, members in groupby(flags, key=lambda flag: flag.section):
+        for title, members in groupby(arrange(FLAGS, _plugins_flags(ctx).values()), key=lambda flag: flag.section):
             with formatter.section(title):
                 self._write(ctx, formatter, members)
 
@@ -156,6 +154,11 @@ class RunCommand(FlagCommand):
         options = {option.name: option for option in self.get_params(ctx)}
         records = [options[flag.name].get_help_record(ctx) for flag in flags]
         formatter.write_dl([record for record in records if record], col_max=27)
+
+
+def _plugins_flags(ctx: click.Context) -> dict[str, Flag[Any]]:
+    """Return the flags of plugins, by name, as far as they have been read."""
+    return {option.name: option.flag for option in ctx.meta.get(_OPTIONS, ())}
 
 
 def _refuse_missing(names: Iterable[str]) -> None:
@@ -184,15 +187,13 @@ def with_defaults(flags: Flags, environ: Mapping[str, str], warn: Callable[[str]
     context = click.get_current_context()
     offers = catalogue.offers(Group.SCHEDULERS)
     offer = next((each for each in offers if any(environ.get(name) for name in each.entry_point.extras)), None)
-    if offer is None and not may_bring(environ):
-        return flags
     given = {
         flag.name: getattr(flags, flag.name)
         for flag in FLAGS
         if context.get_parameter_source(flag.name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     } | dict(flags.settings)
     if offer is None:
-        if not given.keys() & {*PLACE}:
+        if may_bring(environ) and not given.keys() & {*PLACE}:
             _warn_of_missing(environ, warn)
         return flags
     plugins = manager.Plugins()
@@ -234,7 +235,7 @@ def run(warden: Warden | None, **flags: Any) -> int:
         with start.begun() as warden:
             return run(warden, **flags)
     given = Flags(**flags)
-    read = click.get_current_context().meta.get(CATALOGUE)
+    read = click.get_current_context().meta.get(_CATALOGUE)
     installed = functools.cache(lambda: read or Catalogue.read())  # once: it takes 11 ms, in which the starter begins
     early = None
     with contextlib.suppress(UsageError):  # the scheduler's defaults may mend it, and else it is raised below

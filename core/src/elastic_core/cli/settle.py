@@ -7,7 +7,7 @@ The flags from which several settings follow are declared here, as fields of :cl
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -243,31 +243,29 @@ def _named_place(flags: Flags) -> tuple[str, str]:
     )
 
 
-def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> list[str]:
-    """Return a sentence for each flag that was given and has no effect; ``docs/migrating.md`` has the reasons.
+def without_effect(flags: Flags, backend: str, *, polled: bool = False) -> Iterator[str]:
+    """Yield a sentence for each flag that was given and has no effect; ``docs/migrating.md`` has the reasons.
 
     ``polled`` says that the backend is a foreign rendezvous handler, which is polled for new nodes.
     """
-    said = []
     by_hand = {"node_rank": flags.node_rank, "master_addr": flags.master_addr, "master_port": flags.master_port or None}
     given = [f"--{name}" for name, value in by_hand.items() if value is not None]
     if takes_master(flags, backend):
         if flags.node_rank:
-            said.append(f"--node_rank has no effect: of one node the rank is 0, not {flags.node_rank}.")
+            yield f"--node_rank has no effect: of one node the rank is 0, not {flags.node_rank}."
     elif given and backend not in NUMBERED:
         each = "has" if len(given) == 1 else "have"
         why = "ranks, address and port are found by the rendezvous; --rdzv_backend=static takes them"
-        said.append(f"{', '.join(given)} {each} no effect: {why}.")
+        yield f"{', '.join(given)} {each} no effect: {why}."
     if flags.monitor_interval is not None and not polled:
-        said.append("--monitor_interval has no effect: nothing is polled, every change arrives as an event.")
+        yield "--monitor_interval has no effect: nothing is polled, every change arrives as an event."
     if flags.start_method is not None:
-        said.append("--start_method has no effect: workers are no children of the agent.")
+        yield "--start_method has no effect: workers are no children of the agent."
     if flags.logs_specs is not None:
-        said.append(
+        yield (
             f"--logs_specs {flags.logs_specs!r} has no effect: it names a class of torch's, which the agent does not "
             "import. See --redirects, --tee, --local_ranks_filter and --log_dir."
         )
-    return said
 
 
 def count_workers(word: str, environ: Mapping[str, str], installed: Callable[[], Catalogue] | None = None) -> int:

@@ -13,6 +13,7 @@ import re
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from elastic_core.errors import ElasticError, RendezvousConnectionError
@@ -181,18 +182,15 @@ class HeldPort:
         Raises:
             ElasticError: No port is free, this one is taken, or no descriptor is left.
         """
-        try:
-            held = _bind(socket.AF_INET6, "::", port)
+        with _explained(port):
+            try:
+                held = _bind(socket.AF_INET6, "::", port)
+            except OSError:
+                if ":" in address:
+                    raise
+                return cls(_bind(socket.AF_INET, "0.0.0.0", port), LOOPBACK)  # a host without IPv6
             takes_ipv4 = held.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 0
             return cls(held, LOOPBACK if takes_ipv4 else "::1")
-        except OSError as exc:
-            error = exc
-        if ":" not in address:  # a host without IPv6
-            try:
-                return cls(_bind(socket.AF_INET, "0.0.0.0", port), LOOPBACK)
-            except OSError as exc:
-                error = exc
-        raise _not_held(error, port) from error
 
     @classmethod
     def take_at(cls, address: str, port: int = 0) -> HeldPort:
@@ -205,10 +203,8 @@ class HeldPort:
         if (own := own_address(address)) is None:
             return cls.take(address, port)
         family, host = own
-        try:
+        with _explained(port):
             return cls(_bind(family, host, port), host)
-        except OSError as exc:
-            raise _not_held(exc, port) from exc
 
     def listen(self) -> None:
         """Take connections for another process to accept, so that none is refused meanwhile.
@@ -216,10 +212,8 @@ class HeldPort:
         Raises:
             ElasticError: Another socket listens there.
         """
-        try:
+        with _explained(self.port):
             self._held.listen(socket.SOMAXCONN)
-        except OSError as exc:
-            raise _not_held(exc, self.port) from exc
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -262,16 +256,18 @@ def _binds_anything(family: socket.AddressFamily) -> bool:
         return False
 
 
-def _not_held(exc: OSError, port: int) -> ElasticError:
-    if port:
-        return ElasticError(
-            f"Port {port} could not be held for the workers' store: {exc.strerror or exc}.",
-            hint="Give another --master_port, or leave it out for a free one.",
-        )
-    return ElasticError(
-        f"No port could be held for rank 0's store: {exc}.",
-        hint="Check ip_local_port_range and the limit of open files (ulimit -n).",
-    )
+@contextlib.contextmanager
+def _explained(port: int) -> Iterator[None]:
+    """Raise an OSError as the ElasticError that this port, or for 0 no port, could be held."""
+    try:
+        yield
+    except OSError as exc:
+        message = f"No port could be held for rank 0's store: {exc}."
+        hint = "Check ip_local_port_range and the limit of open files (ulimit -n)."
+        if port:
+            message = f"Port {port} could not be held for the workers' store: {exc.strerror or exc}."
+            hint = "Give another --master_port, or leave it out for a free one."
+        raise ElasticError(message, hint=hint) from exc
 
 
 def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from elastic_core.config.environment import threads
 from elastic_core.config.program import Program, ProgramKind, interpreter, python_program
@@ -69,19 +69,14 @@ class MaxRestartsPolicy:
 
 
 class LogLineMetrics:
-    """Prints a line for each event: ``[elastic] 12:34:56 node0: a worker failed``, on a terminal in colours."""
+    """Prints a line on stderr for each event: ``[elastic] 12:34:56 node0: a worker failed``, on a terminal in colours.
 
-    def __init__(
-        self,
-        *,
-        least: Level = Level.INFO,  # the least level that is printed
-        host: str | None = None,  # the name before the text of an event without a field ``node``; None for this host's
-        stream: TextIO | None = None,  # the stream to write to; None for stderr
-        clock: Callable[[], float] = time.time,  # seconds since the epoch
-    ) -> None:
+    ``least`` is the least level that is printed; ``clock`` returns the seconds since the epoch.
+    """
+
+    def __init__(self, *, least: Level = Level.INFO, clock: Callable[[], float] = time.time) -> None:
         self._least, self._clock = least, clock
-        self._host = host_name().partition(".")[0] if host is None else host
-        self._stream = sys.stderr if stream is None else stream
+        self._host, self._stream = host_name().partition(".")[0], sys.stderr
         self._paint = painter(self._stream)
 
     @hookimpl
