@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from test_leader import NOW, body, running, view
-from test_node import halt, running as running_node
+from test_node import Node, halt, running as running_node, sealed
 from test_repair import resumed
 from views import halted, incident, info, live, offer, seen, then
 
@@ -37,6 +37,7 @@ from elastic_core.protocol.questions import (
 )
 from elastic_core.protocol.roster import Answer, Ask, NodeRow, Phase
 from elastic_core.questions import NAME_MAX_CHARACTERS, VALUE_MAX_BYTES, AskedQuestion, NodeAnswer
+from elastic_core.rendezvous.backend import Link
 
 QUESTION = Question(round=1, name="load", value="7", asked_by="host-a")
 ASK = Ask("load", "7", 0)
@@ -250,6 +251,15 @@ def test_a_node_answers_once_in_its_row() -> None:
     assert row_of(node.state).answer == Answer(3, "1"), "the next leader may need it"
     node.hears(AnswerRead(3))
     assert row_of(node.state).answer is None
+    node.hears(AnswerRead(3))
+    assert row_of(node.state).answer is None
+
+
+def test_an_answer_to_another_question_is_not_shown() -> None:
+    node = running_node()
+    node.reads(QUESTION)
+    node.hears(AnswerFound(Answer(2, "1")))
+    assert row_of(node.state).answer is None
 
 
 def test_a_question_that_was_answered_already_is_not_looked_into() -> None:
@@ -261,6 +271,10 @@ def test_a_node_without_workers_does_not_answer() -> None:
     node.reads(halt())
     node.hears(AnswerFound(Answer(0, "1")))
     assert row_of(node.state).answer is None
+    node = Node("c")
+    node.reads(sealed(), halt())
+    node.hears(AnswerFound(Answer(3, "1")))
+    assert row_of(node.state).answer is None, "it had no part in the round"
 
 
 def test_questions_and_answers_are_forgotten_with_the_round() -> None:
@@ -269,7 +283,7 @@ def test_questions_and_answers_are_forgotten_with_the_round() -> None:
     node.reads(QUESTION)
     node.hears(AnswerFound(Answer(3, "1")))
     node.reads(Round(number=2, offer=offer("a", 2), same_as=1))
-    node.hears(WorkersGone())
+    node.hears(WorkersGone(), AnswerFound(Answer(3, "late")), AnswerFound(Answer(1, "to none")))
     row = row_of(node.state)
     assert (row.asks, row.answer, node.state.ledger.questions.open) == ((), None, None)
     node.hears(Asked(1, "load", "7"))
@@ -282,9 +296,11 @@ def test_a_question_of_another_epoch_with_the_same_index_is_another_question() -
     node.hears(Asked(1, "load", "7"))
     node.reads(QUESTION)
     node.hears(AnswerFound(Answer(5, "1")))
-    node.hears(HistoryReplaced(resumed(node.state.ledger)))
+    node.hears(HistoryReplaced(resumed(node.state.ledger, on=Link(3, "x"))), AnswerFound(Answer(1, "to none")))
     row = row_of(node.state)
     assert (row.answer, row.asks) == (None, (Ask("load", "7", 0),))
+    node.ledger = node.state.ledger
+    assert FindAnswer(5, "load", "7") in node.reads(QUESTION)
 
 
 # Before a stop -------------------------------------------------------------------------------------------------------
@@ -317,3 +333,6 @@ def test_the_word_of_monitors_is_in_the_root_cause_and_in_the_line_of_the_restar
     assert ledger.round is not None
     assert describe_others(view(ledger, *nodes), ledger.round, peer) == "rank 1 sleeps"
     assert describe_others(view(ledger, *nodes), ledger.round, incident("a")) == ""
+    ended = halted("abc", HaltReason.GIVING_UP, blame=peer)
+    ended_nodes = [replace(node, row=replace(node.row, phase=Phase.STOPPED, head=index)) for node in nodes]
+    assert body(decide(view(ended, *ended_nodes))).incident.others == "rank 1 sleeps"
