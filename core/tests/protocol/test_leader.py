@@ -92,7 +92,10 @@ class TestForming:
             assert isinstance(found, LookAgain)
             loops = [name for name, at in addresses.items() if at == "127.0.0.1"]
             who = ", ".join(f"host-{name}" for name in loops)
-            assert f"(no other host reaches {who} at 127.0.0.1: start it with --local_addr=ADDRESS)" in found.waiting
+            closed = f"no other host reaches {who} at 127.0.0.1: start it with --local_addr=ADDRESS"
+            assert f"({closed})" in found.waiting
+            late = start(settings(min_nodes=2, max_nodes=2, join_timeout=50))
+            assert body(decide(view(late, *nodes))).why.endswith(f"; {closed}")
 
     @pytest.mark.parametrize(
         ("address", "joins"), [("127.0.0.1", False), ("10.0.0.1", True)], ids=["at its loopback", "at an address"]
@@ -666,13 +669,21 @@ class TestBooks:
         assert isinstance(decision, Append)
         assert decision.counters.barren == barren
 
-    @pytest.mark.parametrize(("step", "barren"), [(31, 0), (30, 5)])
-    def test_a_step_beyond_those_of_earlier_rounds_is_progress(self, step: int, barren: int) -> None:
+    @pytest.mark.parametrize(
+        ("reached", "barren"),
+        [
+            pytest.param(Reached(2, step=31), 0, id="beyond"),
+            pytest.param(Reached(2, step=30), 5, id="as far"),
+            pytest.param(Reached(2), 5, id="none is known"),
+            pytest.param(Reached(1, step=31), 5, id="of the round itself that failed at the earlier one"),
+        ],
+    )
+    def test_a_step_beyond_those_of_earlier_rounds_is_progress(self, reached: Reached, barren: int) -> None:
         ledger = then(with_counters(live("a"), barren=4), Round(number=2, offer=offer("a", 2), same_as=1), at=20.0)
         past = SpentRestart(failure=as_record(replace(incident("a"), step=30)), age=1.0)
         ledger = with_counters(ledger, failures=(past,))
         ledger = then(ledger, Halt(round=2, reason=HaltReason.NODE_LEFT, why="a"), at=21.0)
-        node = stopped("a", number=2, head=4, offer=offer("a", 3), reached=Reached(2, step=step))
+        node = stopped("a", number=2, head=4, offer=offer("a", 3), reached=reached)
         decision = decide(view(ledger, node))
         assert isinstance(decision, Append)
         assert decision.counters.barren == barren
@@ -876,6 +887,19 @@ class TestTheCause:
         assert ids(body(decision)) == "a"
         assert [spent.failure.exit_code for spent in decision.counters.failures] == [0]
         assert [one.host_id for one in decision.counters.excluded] == ["id-host-b"]
+
+    @pytest.mark.parametrize(
+        ("reason", "blame"),
+        [
+            pytest.param(HaltReason.FAILURE, early, id="which it names itself"),
+            pytest.param(HaltReason.NODE_LOST, None, id="which is not what ended the round"),
+        ],
+    )
+    def test_a_halt_keeps_its_words_whatever_was_judged(self, reason: HaltReason, blame: Incident | None) -> None:
+        ledger = halted("ab", reason, at=NOW - 0.2, blame=blame)
+        judged = Judgement(round=1, incident=self.early, verdict=RESTART)
+        nodes = [stopped("a"), stopped("b", incident=self.early)]
+        assert body(decide(view(ledger, *nodes, judgement=judged))).why == "it was"
 
     def test_the_end_names_what_was_judged(self) -> None:
         nodes = [stopped("a", incident=self.peer), stopped("b", incident=self.early)]

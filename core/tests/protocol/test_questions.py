@@ -25,7 +25,10 @@ from elastic_core.protocol.node_events import (
     Asked,
     FindAnswer,
     HistoryReplaced,
+    NodeEvent,
     Stop,
+    WorkerFailed,
+    WorkersDone,
     WorkersGone,
 )
 from elastic_core.protocol.questions import (
@@ -266,6 +269,17 @@ def test_a_question_that_was_answered_already_is_not_looked_into() -> None:
     assert running_node().reads(QUESTION, Answers(round=1, name="load", question=3, report="1")) == ()
 
 
+@pytest.mark.parametrize("event", [WorkersDone(), WorkerFailed(incident("a"))], ids=["done", "being stopped"])
+def test_monitors_of_workers_that_do_not_run_are_not_asked(event: NodeEvent) -> None:
+    node = running_node()
+    node.hears(event)
+    assert node.reads(QUESTION) == ()
+
+
+def test_monitors_are_not_asked_about_another_round() -> None:
+    assert running_node().reads(replace(QUESTION, round=2)) == ()
+
+
 def test_a_node_without_workers_does_not_answer() -> None:
     node = running_node()
     node.reads(halt())
@@ -318,9 +332,13 @@ def test_monitors_are_asked_before_workers_are_stopped_for_which_a_failed_rank_m
     assert row_of(node.state).answer == Answer(3, "rank 1 sleeps")
 
 
-@pytest.mark.parametrize("reason", [HaltReason.FAILURE, HaltReason.NODE_LOST, HaltReason.RESIZE])
-def test_of_any_other_failure_they_are_stopped_at_once(reason: HaltReason) -> None:
-    (stop,) = running_node().reads(Halt(round=1, reason=reason, why="so", incident=incident("b")))
+@pytest.mark.parametrize(
+    ("reason", "follows"),
+    [(HaltReason.FAILURE, False), (HaltReason.NODE_LOST, False), (HaltReason.RESIZE, False), (HaltReason.RESIZE, True)],
+)
+def test_of_any_other_failure_they_are_stopped_at_once(reason: HaltReason, follows: bool) -> None:
+    blame = replace(incident("b"), follows_peer=follows)
+    (stop,) = running_node().reads(Halt(round=1, reason=reason, why="so", incident=blame))
     assert isinstance(stop, Stop)
     assert not stop.halt
 

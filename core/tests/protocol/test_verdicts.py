@@ -179,6 +179,12 @@ def test_a_leader_looks_at_the_end_of_an_exclusion_if_nothing_is_due_before(max_
     assert decision.at == pytest.approx(at)
 
 
+def test_the_next_admission_is_that_of_the_first_host_with_a_node_that_waits() -> None:
+    excluded = tuple(Exclusion(f"id-host-{name}", until) for name, until in (("b", 130), ("c", 120), ("d", 110)))
+    ledger = with_counters(live("a", settings(max_nodes=2)), excluded=excluded)
+    assert next_admission_at(view(ledger, running("a"), seen("b", head=2), seen("c", head=2))) == NOW + 20.0
+
+
 def test_nodes_of_an_excluded_host_are_taken_where_the_others_are_too_few() -> None:
     ledger = failed(0.5, min_nodes=2)
     assert outcome(judged(ledger, replace(EXCLUDE, exclude_for=30.0))) == "ab"
