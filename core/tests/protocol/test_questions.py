@@ -98,6 +98,7 @@ class TestQuestion:
             pytest.param([running("a"), running("b")], id="none asks"),
             pytest.param([seen("a", Phase.FINISHED, head=2, asks=(Ask("load", "7", 0),)), running("b")], id="finished"),
             pytest.param([asks("a", number=7), running("b")], id="of another round"),
+            pytest.param([asks("a", Ask("", "7", 0)), running("b")], id="no name"),
             pytest.param([asks("a", Ask("n" * (NAME_MAX_CHARACTERS + 1), "7", 0)), running("b")], id="a long name"),
             pytest.param([asks("a", Ask("load", "7" * (VALUE_MAX_BYTES + 1), 0)), running("b")], id="a long value"),
             pytest.param([asks("a", Ask("load", "7", 9)), running("b")], id="of another history"),
@@ -105,6 +106,15 @@ class TestQuestion:
     )
     def test_no_question_is_asked_without_need(self, nodes: list[NodeView]) -> None:
         assert isinstance(decide(view(live("ab"), *nodes)), LookAgain)
+
+    @pytest.mark.parametrize(("name", "value"), [("n", "7" * VALUE_MAX_BYTES), ("n" * NAME_MAX_CHARACTERS, "")])
+    def test_the_shortest_name_and_the_longest_texts_are_taken(self, name: str, value: str) -> None:
+        found = body(decide(view(live("ab"), asks("a", Ask(name, value, 0)), running("b"))))
+        assert (found.name, found.value) == (name, value)
+
+    def test_the_first_question_waits_for_no_pause(self) -> None:
+        """Whatever the leader's clock shows."""
+        assert isinstance(due(view(live("ab", at=0.1), asks("a"), running("b"), now=0.2)), Append)
 
     def test_no_question_is_asked_before_all_members_have_begun(self) -> None:
         ledger = live("ab", at=NOW - 0.5)
@@ -134,6 +144,7 @@ class TestQuestion:
         found = decide(replace(view(answered(), *nodes), now=NOW - 1.9))
         assert isinstance(found, LookAgain)
         assert found.at == NOW - 2 + QUESTION_PAUSE_SECONDS
+        assert isinstance(decide(replace(view(answered(), *nodes), now=found.at)), Append)
 
     def test_of_the_questions_in_a_row_only_the_first_are_taken(self) -> None:
         known = with_reports({f"n{number}": (4, "1") for number in range(MAX_ASKS)})
@@ -188,8 +199,9 @@ class TestAnswers:
     def test_a_lost_member_is_not_waited_for(self) -> None:
         assert isinstance(due(view(asked(), answer("a", "1"), running("b", changed=0.0))), SumUp)
 
-    def test_a_node_that_has_finished_need_not_answer(self) -> None:
-        found = decide(view(asked(), answer("a", "1"), seen("b", Phase.FINISHED, head=2)))
+    @pytest.mark.parametrize("answered", [None, Answer(3, "2")])
+    def test_a_node_that_has_finished_need_not_answer(self, answered: Answer | None) -> None:
+        found = decide(view(asked(), answer("a", "1"), seen("b", Phase.FINISHED, head=2, answer=answered)))
         assert isinstance(found, SumUp)
         assert found.answers[1] == NodeAnswer(node="host-b", ranks=range(2, 4), finished=True)
 
