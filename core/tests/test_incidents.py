@@ -19,6 +19,7 @@ from elastic_core.incidents import (
     Verdict,
     by_cause,
     describe_early_exit,
+    distance_to_cause,
     ended_by_sigterm,
     is_same_step,
     repeats_after_restart,
@@ -98,6 +99,7 @@ def test_a_cause_comes_before_what_follows_whatever_the_clocks_say() -> None:
     early = incident(kind=IncidentKind.EXITED_EARLY, exit_code=0, message=describe_early_exit(peer), after=4.9)
     order = [killed, later, early, terminated, peer]
     assert sorted([terminated, later, early, peer, killed], key=by_cause) == order
+    assert [distance_to_cause(one) for one in order] == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,8 @@ def test_sigterm_of_unknown_origin_is_a_cause_with_its_sentence(exit_code: int, 
     terminated = incident(exit_code=exit_code)
     assert terminated.cause() == sentence
     assert ended_by_sigterm(terminated)
-    for other in (incident(exit_code=1, message="ValueError: x"), incident(exit_code=-9), incident(exit_code=2)):
+    taken = incident(kind=IncidentKind.PORT_TAKEN, exit_code=exit_code)
+    for other in (incident(exit_code=1, message="ValueError: x"), incident(exit_code=-9), incident(exit_code=2), taken):
         assert not ended_by_sigterm(other)
         assert by_cause(other) < by_cause(terminated) < by_cause(incident(follows_peer=True))
 
@@ -206,6 +209,8 @@ def test_a_digest_leaves_out_what_differs_between_two_failures_of_one_cause(one:
         ({"message": "KeyError: 'a'", "where": "a.py:1 in f: x"}, {"message": "KeyError: 'a'"}, False),
         ({"exit_code": 1}, {"exit_code": 1, "host": "other"}, True),
         ({"exit_code": 1}, {"exit_code": -9}, False),
+        ({"exit_code": 1, "exception": "KeyError"}, {"exit_code": 1, "exception": "ValueError"}, False),
+        ({"follows_peer": True}, {"kind": IncidentKind.EXITED_EARLY}, False),
         (
             {"message": "RuntimeError: Connection closed by peer", "exit_code": 1, "follows_peer": True},
             {"message": "remote process exited", "exit_code": -6, "where": "a.py:9 in f", "follows_peer": True},
@@ -257,10 +262,19 @@ REFUSED = Failure(round=1, rank=1, host="h", exception="", exit_code=2, step=Non
         pytest.param(
             {"round": 2, "exit_code": 2, "detail": "usage: train.py"}, (REFUSED,), "wrong arguments", id="arguments"
         ),
+        pytest.param({"round": 2, "exit_code": 2}, (REFUSED,), None, id="the code of wrong arguments alone"),
+        pytest.param(
+            {"round": 2, "exit_code": 1, "detail": "usage: train.py"},
+            (replace(REFUSED, exit_code=1),),
+            None,
+            id="how to call it, and another code",
+        ),
+        pytest.param({**LACKS, "message": "No module in x.so"}, (LACKED,), None, id="a module that may be being built"),
         pytest.param(LACKS, (), None, id="a first failure in a second round"),
         pytest.param({**LACKS, "round": 3}, (LACKED,), None, id="a round has run in between"),
         pytest.param(LACKS, (REFUSED,), None, id="another one before"),
         pytest.param({**LACKS, "round": 3}, (LACKED, LACKED), None, id="not the first restart"),
+        pytest.param({**LACKS, "after": 600.0}, (LACKED,), "ModuleNotFoundError", id="after ten minutes"),
         pytest.param({**LACKS, "after": 3600.0}, (LACKED,), None, id="after an hour"),
         pytest.param({**LACKS, "exception": "ImportError"}, (LACKED,), None, id="another exception"),
         pytest.param({**LACKS, "step": 5}, (LACKED,), None, id="after a step"),

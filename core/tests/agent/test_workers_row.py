@@ -1,16 +1,14 @@
-"""The part of a row about its node's workers, and the times at which it is written."""
+"""The part of a row about its node's workers."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from elastic_core.agent.worker import Worker
 from elastic_core.agent.workers import WorkerGroup
 from elastic_core.progress import Progress
-from elastic_core.protocol.roster import SPREAD_ABOVE_MEMBERS, LocalWorkers, SavedStep, seconds_to_workers_row
+from elastic_core.protocol.roster import LocalWorkers, SavedStep
 
 
 def group() -> WorkerGroup:
@@ -70,22 +68,3 @@ def test_the_age_of_a_snapshot_counts_from_when_it_was_first_seen() -> None:
     gone = look(workers, 120.0, progress={4: (Progress(step=110), 10.0)})
     assert gone is not None
     assert gone.snapshot is None
-
-
-@pytest.mark.parametrize(
-    ("age", "members", "seconds"),
-    [
-        pytest.param(11.0, 2, 4.0, id="every 5 s"),
-        pytest.param(14.5, 2, 5.5, id="not within the first second"),
-        pytest.param(15.0, 2, 5.0, id="just now"),
-    ],
-)
-def test_a_small_round_says_it_every_five_seconds(age: float, members: int, seconds: float) -> None:
-    assert seconds_to_workers_row(age, members, "a") == pytest.approx(seconds)
-
-
-def test_the_members_of_a_large_round_say_it_seldom_and_within_one_second() -> None:
-    found = [61.0 + seconds_to_workers_row(61.0, 1000, f"n{i}") for i in range(1000)]
-    assert 90.0 <= min(found) < 90.1
-    assert 90.9 < max(found) <= 91.0
-    assert SPREAD_ABOVE_MEMBERS < 1000

@@ -12,6 +12,7 @@ from elastic_core.incidents import Failure, Incident, IncidentKind
 from elastic_core.protocol.counters import (
     LOSSES_KEPT_SECONDS,
     as_record,
+    judged_progress,
     next_counters,
     past_failures,
 )
@@ -232,16 +233,39 @@ def test_a_failure_is_remembered_with_short_texts_and_tenths_of_seconds() -> Non
     ledger = halted("ab", HaltReason.FAILURE, at=NOW - 1.0)
     ledger = replace(ledger, head=replace(ledger.head, age=10.0))
     assert ledger.round is not None
-    blame = replace(incident("a"), host="h" * 50, exception="E" * 50)
+    blame = replace(incident("a", after=5.26), host="h" * 50, exception="E" * 50)
     known = LeaderView(ledger=ledger, watch=watch(stopped("a"), stopped("b"), now=NOW + 0.26), now=NOW + 0.26)
     counters, _ = next_counters(known, ledger.round, blame)
     (spent,) = counters.failures
     assert (len(spent.failure.host.encode()), len(spent.failure.exception.encode())) == (37, 37)
-    assert spent.age == 11.3
+    assert (spent.age, spent.failure.after) == (11.3, 5.3)
     (remembered,) = past_failures(with_counters(ledger, failures=counters.failures), NOW + 0.8)
     assert remembered.seconds_ago == pytest.approx(0.5)
     (remembered,) = past_failures(with_counters(ledger, failures=counters.failures), NOW - 0.5)
     assert remembered.seconds_ago == 0.0, "by the clock of a leader that came late"
+
+
+@pytest.mark.parametrize(("counts_on", "step"), [(True, 30), (False, None)])
+def test_of_a_failure_only_a_step_that_counts_on_over_rounds_is_remembered(counts_on: bool, step: int | None) -> None:
+    assert as_record(replace(incident("a"), step=30, counts_on=counts_on)).step == step
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "past", "step"),
+    [
+        pytest.param(None, 30, None, 30, id="nothing is known of the past"),
+        pytest.param(None, 31, 30, 31, id="newer"),
+        pytest.param(None, 30, 30, None, id="it was reached before, and the row may be old"),
+        pytest.param(29, 30, 30, 30, id="the leader knows a step itself"),
+    ],
+)
+def test_a_step_that_another_node_tells_counts_at_a_judgement_if_it_is_new(
+    own: int | None, told: int, past: int | None, step: int | None
+) -> None:
+    rows = [running("b", reached=Reached(1, told)).row]
+    known = None if own is None else Reached(1, own)
+    failures = [] if past is None else [as_record(replace(incident("a", number=0), step=past))]
+    assert judged_progress(incident("a"), rows, known, failures).step == step
 
 
 def test_only_failures_of_workers_are_remembered() -> None:

@@ -63,9 +63,12 @@ class TestPlan:
         halt = body(decide(view(live("ab"), takes("a"), other, seen("c", head=2))))
         assert (type(halt), halt.reason, halt.planned) == (Halt, HaltReason.RESIZE, True)
 
-    def test_a_member_that_announces_its_leaving_is_planned_within_its_grace(self) -> None:
-        plan = body(decide(view(live("ab"), takes("a"), takes("b", leaving=True, grace=25.0))))
-        assert (type(plan), plan.reason, plan.deadline) == (Plan, HaltReason.NODE_LEFT, 25.0)
+    @pytest.mark.parametrize(("grace", "deadline"), [(25.0, 25.0), (500.0, 300.0)])
+    def test_a_member_that_announces_its_leaving_is_planned_within_its_grace_and_the_jobs_limit(
+        self, grace: float, deadline: float
+    ) -> None:
+        plan = body(decide(view(live("ab"), takes("a"), takes("b", leaving=True, grace=grace))))
+        assert (type(plan), plan.reason, plan.deadline) == (Plan, HaltReason.NODE_LEFT, deadline)
 
     def test_a_member_that_leaves_at_once_is_not(self) -> None:
         halt = body(decide(view(live("ab"), takes("a"), takes("b", leaving=True))))

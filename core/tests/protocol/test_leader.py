@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from test_repair import resumed
 from views import halted, incident, info, live, members, offer, seen, settings, start, then, watch, with_counters
 
 from elastic_core.config.parse import OnNodeLoss
@@ -17,7 +18,7 @@ from elastic_core.protocol.entries import Closed, Exclusion, Halt, HaltReason, H
 from elastic_core.protocol.failure_detector import DeposedLeader, NodeView
 from elastic_core.protocol.leader import decide
 from elastic_core.protocol.leader_entries import MAX_BARREN_ROUNDS, Append, AskPolicies, Decision, LookAgain
-from elastic_core.protocol.leader_view import Judgement, LeaderView, sort_by_rank
+from elastic_core.protocol.leader_view import Judgement, LeaderView, drop_unreachable, sort_by_rank
 from elastic_core.protocol.ledger import Ledger, restore_ledger
 from elastic_core.protocol.roster import Phase, Reached, Slots
 
@@ -91,14 +92,35 @@ class TestForming:
             assert isinstance(found, LookAgain)
             loops = [name for name, at in addresses.items() if at == "127.0.0.1"]
             who = ", ".join(f"host-{name}" for name in loops)
-            assert f"(no other host reaches {who} at 127.0.0.1: start it with --local_addr=ADDRESS)" in found.waiting
+            closed = f"no other host reaches {who} at 127.0.0.1: start it with --local_addr=ADDRESS"
+            assert f"({closed})" in found.waiting
+            late = start(settings(min_nodes=2, max_nodes=2, join_timeout=50))
+            assert body(decide(view(late, *nodes))).why.endswith(f"; {closed}")
+
+    @pytest.mark.parametrize(
+        ("address", "joins"), [("127.0.0.1", False), ("10.0.0.1", True)], ids=["at its loopback", "at an address"]
+    )
+    def test_a_node_of_another_network_joins_no_member_that_is(self, address: str, joins: bool) -> None:
+        a = replace(info("a"), address=address, network="one")
+        c = replace(info("c"), address="10.0.0.3", network="two")
+        found = decide(view(live("a"), running("a", node=a), seen("c", head=2, node=c)))
+        assert isinstance(found, Append) is joins
+
+    def test_members_that_do_not_reach_each_other_keep_out_nodes_of_either_network(self) -> None:
+        """They may be in one round all the same, where one was silent when the other came."""
+        networks = {"a": ("127.0.0.1", "one"), "b": ("10.0.0.2", "two"), "c": ("127.0.0.1", "one")}
+        a, b, c = (
+            seen(name, node=replace(info(name), address=address, network=network))
+            for name, (address, network) in networks.items()
+        )
+        assert (drop_unreachable([a], [c]), drop_unreachable([a, b], [c])) == ([c], [])
 
     def test_ranks_go_by_the_order_that_nodes_have_from_a_scheduler(self) -> None:
-        orders = {"a": "s1.n10", "b": "", "c": "s1.n9", "d": "s0.n11", "e": "s1.n9.x"}
+        orders = {"b": "", "a": "s1.n10", "c": "s1.n9", "d": "s0.n11", "e": "s1.n9.x", "g": "7"}
         nodes = [seen(name, node=replace(info(name), order=order)) for name, order in orders.items()]
-        assert [node.node_id for node in sort_by_rank(nodes)] == ["d", "c", "e", "a", "b"]
-        assert [node.node_id for node in sort_by_rank(nodes, ("a", "b"))] == ["a", "b", "d", "c", "e"], (
-            "they stay first"
+        assert [node.node_id for node in sort_by_rank(nodes)] == ["g", "d", "c", "e", "a", "b"]
+        assert [node.node_id for node in sort_by_rank(nodes, ("a", "b"))] == ["b", "a", "g", "d", "c", "e"], (
+            "they stay first, as they are"
         )
         numbered = [*nodes, seen("f", node=replace(info("f"), node_rank=0, order="s9"))]
         assert sort_by_rank(numbered)[0].node_id == "f"
@@ -392,6 +414,8 @@ class TestGivingUp:
         assert closed.why == "no restart is left; 4 of 6 ranks failed alike"
         closed = body(decide(view(ledger, *nodes, stopped("c", incident=peer, alike=1), verdict=GIVE_UP)))
         assert closed.why == "no restart is left; 3 of 6 ranks failed alike"
+        closed = body(decide(view(ledger, nodes[0], stopped("b", alike=1), stopped("c"), verdict=GIVE_UP)))
+        assert closed.why == "no restart is left; 2 of 6 ranks failed alike"
         nodes = [nodes[0], stopped("b"), stopped("c")]
         assert body(decide(view(ledger, *nodes, verdict=GIVE_UP))).why == "no restart is left"
 
@@ -421,22 +445,30 @@ class TestReforming:
         assert isinstance(decide(view(ledger, stopped("a"), running("b", head=3))), LookAgain)
 
     @pytest.mark.parametrize(
-        ("spares", "follows", "after"),
+        ("spares", "follows", "head", "after"),
         [
-            pytest.param("c", True, 0.25, id="a spare waits"),
-            pytest.param("", True, 1.0, id="none waits"),
-            pytest.param("c", False, 1.0, id="the failure is no consequence"),
+            pytest.param("c", True, 2, 0.25, id="a spare waits"),
+            pytest.param("", True, 2, 1.0, id="none waits"),
+            pytest.param("c", False, 2, 1.0, id="the failure is no consequence"),
+            pytest.param("c", True, 3, 1.0, id="it is not silent, but stops its workers"),
         ],
     )
     def test_a_silent_member_is_replaced_soon_where_a_spare_waits_and_only_its_loss_was_noticed(
-        self, spares: str, follows: bool, after: float
+        self, spares: str, follows: bool, head: int, after: float
     ) -> None:
         failure = replace(incident("a"), follows_peer=follows)
         ledger = halted("ab", HaltReason.FAILURE, settings(min_nodes=1, max_nodes=2), blame=failure, at=NOW - 0.01)
-        nodes = [seen("a", Phase.STOPPED, head=3, incident=failure), running("b", head=2)]
+        nodes = [seen("a", Phase.STOPPED, head=3, incident=failure), running("b", head=head)]
         found = decide(view(ledger, *nodes, *(seen(name, head=3) for name in spares), verdict=RESTART))
         assert isinstance(found, LookAgain)
         assert found.at == pytest.approx(NOW - 0.01 + after)
+
+    def test_no_member_is_replaced_soon_that_may_not_know_that_the_run_was_resumed(self) -> None:
+        failure = replace(incident("a"), follows_peer=True)
+        ledger = resumed(halted("ab", HaltReason.FAILURE, settings(min_nodes=1, max_nodes=2), blame=failure))
+        nodes = [stopped("a", head=1, incident=failure), running("b", head=0), seen("c", head=1)]
+        known = replace(view(ledger, *nodes, verdict=RESTART), now=ledger.head_at + 0.5)
+        assert decide(known) == LookAgain(ledger.head_at + 6.0)
 
     def test_survivors_keep_their_order_and_come_first(self) -> None:
         ledger = halted("cab", HaltReason.NODE_LEFT)
@@ -637,13 +669,21 @@ class TestBooks:
         assert isinstance(decision, Append)
         assert decision.counters.barren == barren
 
-    @pytest.mark.parametrize(("step", "barren"), [(31, 0), (30, 5)])
-    def test_a_step_beyond_those_of_earlier_rounds_is_progress(self, step: int, barren: int) -> None:
+    @pytest.mark.parametrize(
+        ("reached", "barren"),
+        [
+            pytest.param(Reached(2, step=31), 0, id="beyond"),
+            pytest.param(Reached(2, step=30), 5, id="as far"),
+            pytest.param(Reached(2), 5, id="none is known"),
+            pytest.param(Reached(1, step=31), 5, id="of the round itself that failed at the earlier one"),
+        ],
+    )
+    def test_a_step_beyond_those_of_earlier_rounds_is_progress(self, reached: Reached, barren: int) -> None:
         ledger = then(with_counters(live("a"), barren=4), Round(number=2, offer=offer("a", 2), same_as=1), at=20.0)
         past = SpentRestart(failure=as_record(replace(incident("a"), step=30)), age=1.0)
         ledger = with_counters(ledger, failures=(past,))
         ledger = then(ledger, Halt(round=2, reason=HaltReason.NODE_LEFT, why="a"), at=21.0)
-        node = stopped("a", number=2, head=4, offer=offer("a", 3), reached=Reached(2, step=step))
+        node = stopped("a", number=2, head=4, offer=offer("a", 3), reached=reached)
         decision = decide(view(ledger, node))
         assert isinstance(decision, Append)
         assert decision.counters.barren == barren
@@ -800,6 +840,10 @@ class TestTheCause:
         nodes = [replace(running("a", incident=early), reported_at=NOW - 0.04), running("b")]
         assert isinstance(decide(view(live("ab"), *nodes)), LookAgain)
 
+    def test_it_is_no_longer_waited_for_once_every_member_has_reported(self) -> None:
+        early = replace(incident("a", kind=IncidentKind.EXITED_EARLY), exit_code=0)
+        assert body(decide(view(live("a"), replace(running("a", incident=early), reported_at=NOW)))).incident == early
+
     def test_a_verdict_is_not_kept_waiting(self) -> None:
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.04), running("b")]
         assert isinstance(body(decide(view(live("ab"), *nodes, verdict=RESTART))), Round)
@@ -812,7 +856,7 @@ class TestTheCause:
         assert decide(view(live("ab"), *nodes)) == AskPolicies(self.killed)
 
     def test_a_peer_on_the_same_node_may_be_about_to_end(self) -> None:
-        nodes = [replace(running("a", incident=self.peer), reported_at=NOW)]
+        nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.4)]
         assert isinstance(decide(view(live("a"), *nodes)), LookAgain)
         nodes = [replace(running("a", incident=self.peer), reported_at=NOW - 0.5)]
         assert body(decide(view(live("a"), *nodes))).incident == self.peer
@@ -843,6 +887,19 @@ class TestTheCause:
         assert ids(body(decision)) == "a"
         assert [spent.failure.exit_code for spent in decision.counters.failures] == [0]
         assert [one.host_id for one in decision.counters.excluded] == ["id-host-b"]
+
+    @pytest.mark.parametrize(
+        ("reason", "blame"),
+        [
+            pytest.param(HaltReason.FAILURE, early, id="which it names itself"),
+            pytest.param(HaltReason.NODE_LOST, None, id="which is not what ended the round"),
+        ],
+    )
+    def test_a_halt_keeps_its_words_whatever_was_judged(self, reason: HaltReason, blame: Incident | None) -> None:
+        ledger = halted("ab", reason, at=NOW - 0.2, blame=blame)
+        judged = Judgement(round=1, incident=self.early, verdict=RESTART)
+        nodes = [stopped("a"), stopped("b", incident=self.early)]
+        assert body(decide(view(ledger, *nodes, judgement=judged))).why == "it was"
 
     def test_the_end_names_what_was_judged(self) -> None:
         nodes = [stopped("a", incident=self.peer), stopped("b", incident=self.early)]

@@ -276,6 +276,11 @@ def test_a_newcomer_makes_up_for_a_member_that_is_suspected() -> None:
     assert outcome(view(ledger, stopped("a"), running("b", head=2), seen("c", head=3))) == "ac"
 
 
+def test_a_member_that_is_lost_counts_once_where_another_is_suspected() -> None:
+    ledger = halted("abc", HaltReason.UNSEEN, at=NOW - 5)
+    assert outcome(view(ledger, stopped("a"), running("b", head=2), running("c", head=2, changed=0.0))) == "a"
+
+
 @pytest.mark.parametrize("ago", [1.0, 5.0], ids=["just suspected", "long suspected"])
 def test_a_member_that_the_job_cannot_do_without_is_waited_for_until_its_heartbeat_stops(ago: float) -> None:
     ledger = halted("ab", HaltReason.UNSEEN, settings(min_nodes=2), at=NOW - ago)
@@ -339,6 +344,12 @@ def test_a_job_all_of_whose_nodes_leave_waits_for_no_other_node(others: list[Nod
     assert decision.waiting == waiting
 
 
+def test_the_message_of_the_wait_says_how_many_nodes_are_missing_where_all_were_lost() -> None:
+    decision = decide(view(halted("a", HaltReason.NODE_LOST, at=NOW - 2), stopped("a", changed=0.0)))
+    assert isinstance(decision, LookAgain)
+    assert decision.waiting == "1 more node(s) to replace host-a, for up to 598 s"
+
+
 def test_a_round_that_stopped_for_newcomers_takes_no_more_than_there_is_room_for() -> None:
     ledger = halted("ab", HaltReason.RESIZE, settings(1, 2))
     assert outcome(view(ledger, stopped("a"), stopped("b"), seen("c", head=3))) == "ab"
@@ -389,6 +400,12 @@ class TestFailures:
         closed = outcome(view(ledger, stopped("a", incident=incident("a")), running("b", changed=0.0)))
         assert isinstance(closed, Closed)
         assert closed.incident == blame
+
+    def test_of_workers_that_end_a_job_with_a_lost_node_are_named_by_the_root_cause(self) -> None:
+        first, blame = incident("a", after=5.0), incident("b", after=5.2)
+        ledger = self.ledger(HaltReason.FAILURE, blame, on_node_loss=OnNodeLoss.FAIL)
+        nodes = [stopped("a", incident=first), running("b", changed=0.0, incident=blame)]
+        assert outcome(view(ledger, *nodes)).incident == first
 
     def test_that_a_halt_does_not_name_leave_out_no_host(self) -> None:
         """The policies were asked, and something else ended the round."""

@@ -19,6 +19,7 @@ from elastic_core.protocol.entries import (
     HaltReason,
     Leader,
     Open,
+    Over,
     Plan,
     Round,
     StopAt,
@@ -136,6 +137,7 @@ def test_the_cost_of_a_resize_is_remembered() -> None:
         halted("a", HaltReason.NODE_LOST, at=20.0), Round(number=2, offer=offer("a"), members=members("a")), at=21
     )
     assert other.last_resize is None
+    assert then(ledger, Round(number=3, offer=offer("a", 3), same_as=2), at=30.0).last_resize == last
 
 
 def test_the_cost_of_a_resize_does_not_depend_on_when_it_is_read() -> None:
@@ -262,6 +264,24 @@ HALT_2 = Halt(round=2, reason=HaltReason.FAILURE, why="x")
 
 
 @pytest.mark.parametrize(
+    ("bodies", "anchors"),
+    [
+        pytest.param((PLAN, STOP_AT), {"plan": 3, "stop_at": 4}, id="a stop at a step"),
+        pytest.param((PLAN, STOP_AT, PLAN), {"plan": 5}, id="another plan, whose step is not known yet"),
+        pytest.param((PLAN, STOP_AT, HALT_1), {"halt": 5}, id="a halt"),
+        pytest.param((HALT_1, ROUND_2), {"latest": 4}, id="a round"),
+        pytest.param((PLAN, STOP_AT, CLOSED), {"halt": 5}, id="the end"),
+        pytest.param((HALT_1, Over(round=1), CLOSED), {"halt": 5}, id="the end after a halt"),
+    ],
+)
+def test_an_entry_stands_on_no_entry_that_it_overrides(bodies: tuple[Body, ...], anchors: dict[str, int]) -> None:
+    ledger = live("ab")
+    for body in bodies:
+        ledger = then(ledger, body, at=20.0)
+    assert ledger.head.anchors == replace(Anchors(open=1, leader=1, round=2, latest=2), **anchors)
+
+
+@pytest.mark.parametrize(
     "bodies",
     [
         [],
@@ -335,6 +355,13 @@ def test_a_newcomer_refuses_a_plan_that_is_none() -> None:
     del entries[3]
     with pytest.raises(RendezvousStateError, match="stands on 3, which is missing"):
         restore_ledger(ledger.head, entries, 21.0)
+
+
+def test_which_entries_are_whole_goes_along_and_a_newcomer_takes_it_from_the_newest_one() -> None:
+    ledger = then(live("ab"), Leader(why="silent"), at=20.0, author="b", kept=2)
+    ledger = then(ledger, Leader(why="silent"), at=21.0, author="a")
+    assert ledger.head.anchors.kept == 2
+    assert restore_ledger(ledger.head, {1: start().head, 2: live("ab").head}, 22.0).head == ledger.head
 
 
 def test_a_newcomer_takes_the_last_resize_for_just_now() -> None:

@@ -15,6 +15,7 @@ from elastic_core.protocol.ledger import Ledger
 from elastic_core.protocol.node import ROUNDS_REMEMBERED, failed_round, row_of
 from elastic_core.protocol.node_events import (
     Answered,
+    Asked,
     Checkpointed,
     EntriesRead,
     Exit,
@@ -68,6 +69,7 @@ def answered() -> Node:
         WorkersDone(stepped_down=True),
         Progressed(1),
         Progressed(1, takes_notices=True),
+        Asked(1, "load", "7"),
         Answered(Notice(0, 3, 60.0), (1, 1)),
     ],
     ids=lambda event: type(event).__name__,
@@ -94,6 +96,18 @@ def test_an_answer_to_something_else_is_none() -> None:
     node.reads(PLAN)
     node.hears(Answered(Notice(0, 2, 60.0), (7, 8)))
     assert (row_of(node.state).answered, row_of(node.state).steps) == (0, ())
+
+
+def test_an_answer_that_workers_take_back_is_none() -> None:
+    node = answered()
+    node.hears(Answered(Notice(0, 3, 60.0), ()))
+    assert (row_of(node.state).answered, row_of(node.state).steps) == (0, ())
+
+
+def test_workers_that_take_notices_do_so_whatever_they_report_next() -> None:
+    node = running()
+    node.hears(Progressed(1, takes_notices=True), Progressed(1))
+    assert row_of(node.state).takes_notices
 
 
 def test_steps_that_workers_of_an_older_round_have_reported_say_nothing_of_these() -> None:
@@ -293,6 +307,14 @@ def test_only_who_is_in_more_of_a_hurry_changes_why_a_node_leaves() -> None:
         assert node.state.leaving.why == left
 
 
+def test_a_node_that_leaves_to_enter_again_leaves_for_good_when_it_is_told_to() -> None:
+    node = running()
+    node.hears(Leaving("its host was excluded", 143, rejoin=True))
+    assert row_of(node.state).returns
+    assert node.hears(SIGTERM, WorkersGone()) == (Exit(143, "received SIGTERM"),)
+    assert not row_of(node.state).returns
+
+
 @pytest.mark.parametrize("why", ["it was told to leave at once", "its workers have not stopped as planned"])
 def test_a_node_that_leaves_stays_for_nobody_when(why: str) -> None:
     node = answered()
@@ -322,6 +344,19 @@ def test_a_history_without_the_round_stops_its_workers() -> None:
     (stop,) = node.hears(HistoryReplaced(start()))
     assert isinstance(stop, Stop)
     assert (stop.planned, row_of(node.state).round) == (False, 0)
+
+
+def test_how_many_workers_of_a_lost_round_failed_is_not_known_in_the_history_after_the_next() -> None:
+    node = running()
+    node.hears(HistoryReplaced(start()), WorkersGone(2), HistoryReplaced(start()))
+    assert (row_of(node.state).phase, row_of(node.state).alike) == (Phase.WAITING, 0)
+
+
+def test_workers_of_a_round_go_on_whose_entry_did_not_spell_out_its_members_and_now_does() -> None:
+    node = running()
+    node.reads(AGAIN)
+    node.hears(WorkersGone(), HistoryReplaced(resumed(node.ledger)))
+    assert (node.state.work, row_of(node.state).round) == (Work.RUNNING, 2)
 
 
 def ended_elsewhere() -> Ledger:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from test_leader import NOW, body, running, view
-from test_node import halt, running as running_node
+from test_node import Node, halt, running as running_node, sealed
 from test_repair import resumed
 from views import halted, incident, info, live, offer, seen, then
 
@@ -25,7 +25,10 @@ from elastic_core.protocol.node_events import (
     Asked,
     FindAnswer,
     HistoryReplaced,
+    NodeEvent,
     Stop,
+    WorkerFailed,
+    WorkersDone,
     WorkersGone,
 )
 from elastic_core.protocol.questions import (
@@ -37,6 +40,7 @@ from elastic_core.protocol.questions import (
 )
 from elastic_core.protocol.roster import Answer, Ask, NodeRow, Phase
 from elastic_core.questions import NAME_MAX_CHARACTERS, VALUE_MAX_BYTES, AskedQuestion, NodeAnswer
+from elastic_core.rendezvous.backend import Link
 
 QUESTION = Question(round=1, name="load", value="7", asked_by="host-a")
 ASK = Ask("load", "7", 0)
@@ -94,6 +98,7 @@ class TestQuestion:
             pytest.param([running("a"), running("b")], id="none asks"),
             pytest.param([seen("a", Phase.FINISHED, head=2, asks=(Ask("load", "7", 0),)), running("b")], id="finished"),
             pytest.param([asks("a", number=7), running("b")], id="of another round"),
+            pytest.param([asks("a", Ask("", "7", 0)), running("b")], id="no name"),
             pytest.param([asks("a", Ask("n" * (NAME_MAX_CHARACTERS + 1), "7", 0)), running("b")], id="a long name"),
             pytest.param([asks("a", Ask("load", "7" * (VALUE_MAX_BYTES + 1), 0)), running("b")], id="a long value"),
             pytest.param([asks("a", Ask("load", "7", 9)), running("b")], id="of another history"),
@@ -101,6 +106,15 @@ class TestQuestion:
     )
     def test_no_question_is_asked_without_need(self, nodes: list[NodeView]) -> None:
         assert isinstance(decide(view(live("ab"), *nodes)), LookAgain)
+
+    @pytest.mark.parametrize(("name", "value"), [("n", "7" * VALUE_MAX_BYTES), ("n" * NAME_MAX_CHARACTERS, "")])
+    def test_the_shortest_name_and_the_longest_texts_are_taken(self, name: str, value: str) -> None:
+        found = body(decide(view(live("ab"), asks("a", Ask(name, value, 0)), running("b"))))
+        assert (found.name, found.value) == (name, value)
+
+    def test_the_first_question_waits_for_no_pause(self) -> None:
+        """Whatever the leader's clock shows."""
+        assert isinstance(due(view(live("ab", at=0.1), asks("a"), running("b"), now=0.2)), Append)
 
     def test_no_question_is_asked_before_all_members_have_begun(self) -> None:
         ledger = live("ab", at=NOW - 0.5)
@@ -130,6 +144,7 @@ class TestQuestion:
         found = decide(replace(view(answered(), *nodes), now=NOW - 1.9))
         assert isinstance(found, LookAgain)
         assert found.at == NOW - 2 + QUESTION_PAUSE_SECONDS
+        assert isinstance(decide(replace(view(answered(), *nodes), now=found.at)), Append)
 
     def test_of_the_questions_in_a_row_only_the_first_are_taken(self) -> None:
         known = with_reports({f"n{number}": (4, "1") for number in range(MAX_ASKS)})
@@ -184,8 +199,9 @@ class TestAnswers:
     def test_a_lost_member_is_not_waited_for(self) -> None:
         assert isinstance(due(view(asked(), answer("a", "1"), running("b", changed=0.0))), SumUp)
 
-    def test_a_node_that_has_finished_need_not_answer(self) -> None:
-        found = decide(view(asked(), answer("a", "1"), seen("b", Phase.FINISHED, head=2)))
+    @pytest.mark.parametrize("answered", [None, Answer(3, "2")])
+    def test_a_node_that_has_finished_need_not_answer(self, answered: Answer | None) -> None:
+        found = decide(view(asked(), answer("a", "1"), seen("b", Phase.FINISHED, head=2, answer=answered)))
         assert isinstance(found, SumUp)
         assert found.answers[1] == NodeAnswer(node="host-b", ranks=range(2, 4), finished=True)
 
@@ -250,10 +266,30 @@ def test_a_node_answers_once_in_its_row() -> None:
     assert row_of(node.state).answer == Answer(3, "1"), "the next leader may need it"
     node.hears(AnswerRead(3))
     assert row_of(node.state).answer is None
+    node.hears(AnswerRead(3))
+    assert row_of(node.state).answer is None
+
+
+def test_an_answer_to_another_question_is_not_shown() -> None:
+    node = running_node()
+    node.reads(QUESTION)
+    node.hears(AnswerFound(Answer(2, "1")))
+    assert row_of(node.state).answer is None
 
 
 def test_a_question_that_was_answered_already_is_not_looked_into() -> None:
     assert running_node().reads(QUESTION, Answers(round=1, name="load", question=3, report="1")) == ()
+
+
+@pytest.mark.parametrize("event", [WorkersDone(), WorkerFailed(incident("a"))], ids=["done", "being stopped"])
+def test_monitors_of_workers_that_do_not_run_are_not_asked(event: NodeEvent) -> None:
+    node = running_node()
+    node.hears(event)
+    assert node.reads(QUESTION) == ()
+
+
+def test_monitors_are_not_asked_about_another_round() -> None:
+    assert running_node().reads(replace(QUESTION, round=2)) == ()
 
 
 def test_a_node_without_workers_does_not_answer() -> None:
@@ -261,6 +297,10 @@ def test_a_node_without_workers_does_not_answer() -> None:
     node.reads(halt())
     node.hears(AnswerFound(Answer(0, "1")))
     assert row_of(node.state).answer is None
+    node = Node("c")
+    node.reads(sealed(), halt())
+    node.hears(AnswerFound(Answer(3, "1")))
+    assert row_of(node.state).answer is None, "it had no part in the round"
 
 
 def test_questions_and_answers_are_forgotten_with_the_round() -> None:
@@ -269,7 +309,7 @@ def test_questions_and_answers_are_forgotten_with_the_round() -> None:
     node.reads(QUESTION)
     node.hears(AnswerFound(Answer(3, "1")))
     node.reads(Round(number=2, offer=offer("a", 2), same_as=1))
-    node.hears(WorkersGone())
+    node.hears(WorkersGone(), AnswerFound(Answer(3, "late")), AnswerFound(Answer(1, "to none")))
     row = row_of(node.state)
     assert (row.asks, row.answer, node.state.ledger.questions.open) == ((), None, None)
     node.hears(Asked(1, "load", "7"))
@@ -282,9 +322,11 @@ def test_a_question_of_another_epoch_with_the_same_index_is_another_question() -
     node.hears(Asked(1, "load", "7"))
     node.reads(QUESTION)
     node.hears(AnswerFound(Answer(5, "1")))
-    node.hears(HistoryReplaced(resumed(node.state.ledger)))
+    node.hears(HistoryReplaced(resumed(node.state.ledger, on=Link(3, "x"))), AnswerFound(Answer(1, "to none")))
     row = row_of(node.state)
     assert (row.answer, row.asks) == (None, (Ask("load", "7", 0),))
+    node.ledger = node.state.ledger
+    assert FindAnswer(5, "load", "7") in node.reads(QUESTION)
 
 
 # Before a stop -------------------------------------------------------------------------------------------------------
@@ -302,9 +344,13 @@ def test_monitors_are_asked_before_workers_are_stopped_for_which_a_failed_rank_m
     assert row_of(node.state).answer == Answer(3, "rank 1 sleeps")
 
 
-@pytest.mark.parametrize("reason", [HaltReason.FAILURE, HaltReason.NODE_LOST, HaltReason.RESIZE])
-def test_of_any_other_failure_they_are_stopped_at_once(reason: HaltReason) -> None:
-    (stop,) = running_node().reads(Halt(round=1, reason=reason, why="so", incident=incident("b")))
+@pytest.mark.parametrize(
+    ("reason", "follows"),
+    [(HaltReason.FAILURE, False), (HaltReason.NODE_LOST, False), (HaltReason.RESIZE, False), (HaltReason.RESIZE, True)],
+)
+def test_of_any_other_failure_they_are_stopped_at_once(reason: HaltReason, follows: bool) -> None:
+    blame = replace(incident("b"), follows_peer=follows)
+    (stop,) = running_node().reads(Halt(round=1, reason=reason, why="so", incident=blame))
     assert isinstance(stop, Stop)
     assert not stop.halt
 
@@ -317,3 +363,6 @@ def test_the_word_of_monitors_is_in_the_root_cause_and_in_the_line_of_the_restar
     assert ledger.round is not None
     assert describe_others(view(ledger, *nodes), ledger.round, peer) == "rank 1 sleeps"
     assert describe_others(view(ledger, *nodes), ledger.round, incident("a")) == ""
+    ended = halted("abc", HaltReason.GIVING_UP, blame=peer)
+    ended_nodes = [replace(node, row=replace(node.row, phase=Phase.STOPPED, head=index)) for node in nodes]
+    assert body(decide(view(ended, *ended_nodes))).incident.others == "rank 1 sleeps"

@@ -8,8 +8,20 @@ import pytest
 from views import after_runs, halted, incident, live, members, offer, settings, start, then
 
 from elastic_core.errors import RendezvousStateError
+from elastic_core.incidents import Incident
 from elastic_core.protocol.codec import decode_entry, encode_entry
-from elastic_core.protocol.entries import Anchors, Closed, Entry, Halt, HaltReason, Leader, Resume, Round
+from elastic_core.protocol.entries import (
+    Anchors,
+    Closed,
+    Counters,
+    Entry,
+    Exclusion,
+    Halt,
+    HaltReason,
+    Leader,
+    Resume,
+    Round,
+)
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance, compose, open_ledger, restore_ledger
 from elastic_core.protocol.repair import (
     ENTRIES_REMEMBERED,
@@ -20,6 +32,7 @@ from elastic_core.protocol.repair import (
     can_follow,
     compose_resume,
     describe_loss,
+    lighten,
     overlap,
     remember,
     settle,
@@ -284,6 +297,35 @@ def test_a_run_that_is_resumed_is_as_it_was(ledger: Ledger) -> None:
         assert now.round.members == ledger.round.members
         assert (now.round.number, now.round.offer, now.halt) == (ledger.round.number, ledger.round.offer, ledger.halt)
         assert (now.settings, now.head.run, now.is_live) == (ledger.settings, ledger.head.run, ledger.is_live)
+
+
+DETAILED = replace(incident("b"), detail="Traceback")
+
+
+@pytest.mark.parametrize(
+    ("ledger", "lighter"),
+    [
+        pytest.param(live("ab"), None, id="live"),
+        pytest.param(halted("ab", HaltReason.NODE_LEFT), None, id="a node left"),
+        pytest.param(halted("ab", HaltReason.FAILURE, blame=DETAILED), replace(DETAILED, detail=""), id="halted"),
+    ],
+)
+def test_a_resume_goes_without_what_only_messages_show_and_then_without_the_policies_memory(
+    ledger: Ledger, lighter: Incident | None
+) -> None:
+    counters = Counters(restarts=2, barren=3, worst_seen=0.5, excluded=(Exclusion("id-host-c"),))
+    resume = compose_resume(ledger, "lost")
+    resume = replace(resume, round=replace(resume.round, hosts=("host-a", "host-b")))
+    first, second, third = lighten(resume, counters)
+    assert first == (resume, counters)
+    halt = None if resume.halt is None else replace(resume.halt, incident=lighter)
+    shown = replace(resume, halt=halt, round=replace(resume.round, hosts=()))
+    assert [replace(body, why="lost") for body, _ in (second, third)] == [shown, shown]
+    assert (second[1], third[1]) == (counters, replace(counters, excluded=()))
+    assert second[0].why.startswith(
+        "lost; one entry is too small for all of the run's state, so it goes on without the"
+    )
+    assert third[0].why == f"{second[0].why}, and without the past failures, lost hosts and excluded hosts"
 
 
 def before(entry: Entry) -> Entry:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from views import halted, live, seen, settings, start, watch, with_counters
+from views import halted, info, live, seen, settings, start, watch, with_counters
 
 from elastic_core.protocol.entries import HaltReason, HostLosses, Round
 from elastic_core.protocol.failure_detector import NodeView
@@ -143,6 +143,13 @@ def test_a_node_on_the_host_of_a_member_that_leaves_goes_before_an_earlier_spare
     again = replace(again, row=replace(again.row, info=replace(again.row.info, host_id="id-host-b")))
     nodes = [stopped("a"), seen("b", Phase.STOPPED, leaving=True, head=3), seen("c", head=3), again]
     assert ids(body(decide(view(ledger, *nodes)))) == "ad"
+
+
+def test_a_node_on_the_host_of_a_member_that_stays_goes_before_no_earlier_spare() -> None:
+    beside = seen("d", head=3, node=info("d", host="host-a", slot=1))
+    ledger = halted("ab", HaltReason.NODE_LEFT, settings(2, 2), at=NOW - 20)
+    nodes = [stopped("a"), seen("b", Phase.STOPPED, leaving=True, head=3), seen("c", head=3), beside]
+    assert ids(body(decide(view(ledger, *nodes)))) == "ac"
 
 
 def test_a_host_that_was_lost_three_times_goes_after_a_spare() -> None:

@@ -67,6 +67,14 @@ def test_the_ledger_says_which_policy_allowed_a_restart_and_why() -> None:
     assert without_b.body.verdict == "", "a round without b spends no restart"
 
 
+def test_a_verdict_without_a_delay_lets_the_round_begin_although_the_halt_was_read_after_the_rows() -> None:
+    assert outcome(judged(failed(-0.1), RESTART)) == "ab"
+
+
+def test_a_verdict_with_a_delay_puts_off_no_round_after_a_halt_that_workers_did_not_cause() -> None:
+    assert outcome(judged(halted("ab", HaltReason.NODE_LEFT, at=NOW - 0.5), LATER)) == "ab"
+
+
 @pytest.mark.parametrize(("age", "then_"), [(2.5, NOW + 5.5), (7.5, NOW + 0.5), (8.0, "ab"), (60.0, "ab")])
 def test_the_next_round_waits_for_the_delay_since_the_halt(age: float, then_: object) -> None:
     decision = outcome(judged(failed(age), LATER))
@@ -163,11 +171,18 @@ def test_a_waiting_node_is_admitted_when_the_exclusion_of_its_host_ends(until: i
         assert next_admission_at(known) == result
 
 
-def test_a_leader_looks_at_the_end_of_an_exclusion_if_nothing_is_due_before() -> None:
-    ledger = with_counters(live("a", settings(max_nodes=2)), excluded=(Exclusion("id-host-b", 103),))
+@pytest.mark.parametrize(("max_nodes", "at"), [(2, 103.0), (1, NOW + 6)], ids=["there is room", "the round is full"])
+def test_a_leader_looks_at_the_end_of_an_exclusion_if_nothing_is_due_before(max_nodes: int, at: float) -> None:
+    ledger = with_counters(live("a", settings(max_nodes=max_nodes)), excluded=(Exclusion("id-host-b", 103),))
     decision = decide(LeaderView(ledger=ledger, watch=watch(running("a"), seen("b", head=2), now=NOW), now=NOW))
     assert isinstance(decision, LookAgain)
-    assert decision.at == pytest.approx(103.0)
+    assert decision.at == pytest.approx(at)
+
+
+def test_the_next_admission_is_that_of_the_first_host_with_a_node_that_waits() -> None:
+    excluded = tuple(Exclusion(f"id-host-{name}", until) for name, until in (("b", 130), ("c", 120), ("d", 110)))
+    ledger = with_counters(live("a", settings(max_nodes=2)), excluded=excluded)
+    assert next_admission_at(view(ledger, running("a"), seen("b", head=2), seen("c", head=2))) == NOW + 20.0
 
 
 def test_nodes_of_an_excluded_host_are_taken_where_the_others_are_too_few() -> None:

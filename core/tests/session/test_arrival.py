@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 from test_session import CLOCK, quick
-from views import entry, info, members, offer
+from views import entry, halted, info, live, members, offer, seen
 
 from elastic_core.errors import RendezvousRefusedError
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
 from elastic_core.protocol.codec import encode_entry, encode_row
-from elastic_core.protocol.entries import Body, Closed, Open, Round
+from elastic_core.protocol.entries import Body, Closed, Drain, HaltReason, Open, Round
 from elastic_core.protocol.ledger import Ledger, advance, compose, open_ledger
 from elastic_core.protocol.settings import Settings
 from elastic_core.rendezvous.backend import ORIGIN
-from elastic_core.session.join import Applicant, Arrival, Joined, arrive, join
+from elastic_core.session.join import Applicant, Arrival, FormerNode, Joined, Joining, arrive, join
 
 DONE = Closed(success=True, why="all workers of round 1 exited with 0", exit_code=0)
 FAILED = Closed(success=False, why="no restart is left", exit_code=1)
@@ -176,6 +176,57 @@ def test_a_node_learns_at_its_arrival_that_a_round_is_live_and_that_it_is_refuse
     job.says(ROUND)
     assert job.ledger is not None
     assert arrive(job.store, late(), CLOCK) == Arrival(job.ledger.head.link, "run1", belongs=True, round=1)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "uid", "number"),
+    [
+        pytest.param(live("ab", quick(1, 4)), None, 1, id="it has a part in it"),
+        pytest.param(live("ab", quick(1, 4)), "s2", 0, id="of another run of the scheduler"),
+        pytest.param(halted("ab", HaltReason.NODE_LEFT, quick(1, 4)), None, 0, id="halted"),
+    ],
+)
+def test_a_node_that_arrives_interrupts_only_a_live_round_of_its_own_run(
+    ledger: Ledger, uid: str | None, number: int
+) -> None:
+    assert Arrival.at(ledger, late(uid)).round == number
+
+
+@pytest.mark.parametrize(("bodies", "again"), [([DONE], False), ([], True)], ids=["it is over", "it comes again"])
+def test_a_node_that_arrives_does_not_look_whether_others_are_alive_where(bodies: list[Body], again: bool) -> None:
+    job = Job()
+    job.says(begins("s1"), *bodies)
+    job.store.enter("a", encode_row(seen("a").row))
+    arrival = arrive(job.store, late("s2"), replace(CLOCK, sleep=lambda _: pytest.fail("it waits")), again=again)
+    assert (arrival.run, arrival.belongs) == ("run1", False)
+
+
+def test_a_node_that_reads_the_ledger_first_when_the_run_is_over_has_no_row_after_its_report() -> None:
+    job = Job()
+    job.says(begins("s1"), ROUND, DONE)
+    assert join(job.store, late("s1"), CLOCK) == DONE
+    assert job.store.roster() == []
+
+
+@pytest.mark.parametrize(("read", "why"), [(2, "asked"), (3, "")])
+def test_a_node_that_enters_again_is_told_of_a_drain_that_it_had_not_read(read: int, why: str) -> None:
+    job, node = Job(), replace(late(), former=(FormerNode("old", read),))
+    job.says(begins(), ROUND)
+    before = job.ledger
+    job.says(Drain(nodes=("old",), why="asked"))
+    found = join(job.store, node, CLOCK)
+    assert isinstance(found, Joined)
+    assert found.drained == why
+    assert before is not None
+    assert not Joining(job.store, node, CLOCK).drained(before, node.former), "of what came since its session reads"
+
+
+def test_what_the_ledger_asked_before_a_node_entered_does_not_drain_it() -> None:
+    job = Job()
+    job.says(begins("s1"), ROUND, Drain(nodes=("b",), why="asked"), DONE)
+    found = join(job.store, late("s2"), CLOCK)
+    assert isinstance(found, Joined)
+    assert found.drained == ""
 
 
 def test_a_node_that_a_living_job_does_not_take_is_refused_at_its_arrival() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from test_session import CLOCK, PATIENCE, quick, restart
@@ -89,7 +91,7 @@ def test_a_newcomer_waits_until_lost_entries_are_put_back_but_not_for_ever(missi
         return
     with pytest.raises(HistoryChangedError, match="Entry 1 is missing from the store"):
         join(store, applicant, clock)
-    assert now == pytest.approx(0.6, abs=0.11)
+    assert now == pytest.approx(0.6)
 
 
 def test_a_node_that_waits_has_written_one_row_and_enters_it_anew_when_it_is_lost() -> None:
@@ -176,6 +178,30 @@ def test_the_rank_of_a_node_that_is_being_checked_is_free() -> None:
     store.enter("checked", encode_row(NodeRow(info=replace(info("checked"), node_rank=1))))
     second = Applicant(info=replace(info("b"), node_rank=1), settings=quick(), offer=PLACE)
     assert isinstance(join(store, second, clock), Joined)
+
+
+@pytest.mark.parametrize(
+    ("of_both", "of_second", "says"),
+    [
+        pytest.param({"info": info("a")}, {"unnamed": True}, "without an --rdzv_id, is running", id="of one node"),
+        pytest.param(
+            {"info": replace(info("a"), node_rank=0)}, {}, "has --node_rank=0, and so has host-a", id="a rank"
+        ),
+    ],
+)
+def test_a_node_whose_place_a_living_one_has_is_refused_and_leaves_no_row(
+    of_both: dict[str, Any], of_second: dict[str, Any], says: str
+) -> None:
+    store, heartbeats = LocalBackend(MemoryStore()), itertools.count(1)
+    first = Applicant(settings=quick(1, 1), **of_both)
+    opened = join(store, first, CLOCK)
+    assert isinstance(opened, Joined)
+    store.amend("a", 1, encode_row(replace(opened.row, run=opened.ledger.head.run)))
+    clock = replace(CLOCK, sleep=lambda _: store.heartbeat("a", next(heartbeats)))
+    second = replace(first, info=replace(first.info, node_id="b"), **of_second)
+    with pytest.raises(RendezvousRefusedError, match=says):
+        join(store, second, clock)
+    assert store.roster(["b"]) == []
 
 
 def test_a_drain_of_a_node_that_still_looks_for_its_run_is_not_lost() -> None:
