@@ -221,7 +221,7 @@ def test_a_node_that_enters_again_is_told_of_a_drain_that_it_had_not_read(read: 
     assert not Joining(job.store, node, CLOCK).drained(before, node.former), "of what came since its session reads"
 
 
-def test_what_the_ledger_asked_before_a_node_entered_does_not_drain_it() -> None:
+def test_a_drain_that_was_asked_before_a_node_entered_does_not_drain_it() -> None:
     job = Job()
     job.says(begins("s1"), ROUND, Drain(nodes=("b",), why="asked"), DONE)
     found = join(job.store, late("s2"), CLOCK)

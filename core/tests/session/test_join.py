@@ -197,10 +197,13 @@ def test_a_node_whose_place_a_living_one_has_is_refused_and_leaves_no_row(
     opened = join(store, first, CLOCK)
     assert isinstance(opened, Joined)
     store.amend("a", 1, encode_row(replace(opened.row, run=opened.ledger.head.run)))
-    clock = replace(CLOCK, sleep=lambda _: store.heartbeat("a", next(heartbeats)))
+
+    def sleep(_: float) -> None:
+        store.heartbeat("a", next(heartbeats))
+
     second = replace(first, info=replace(first.info, node_id="b"), **of_second)
     with pytest.raises(RendezvousRefusedError, match=says):
-        join(store, second, clock)
+        join(store, second, replace(CLOCK, sleep=sleep))
     assert store.roster(["b"]) == []
 
 
