@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from test_arrival import living
 from test_session import CLOCK, PATIENCE, quick, restart
 from views import entry, info
 
@@ -192,18 +192,15 @@ def test_the_rank_of_a_node_that_is_being_checked_is_free() -> None:
 def test_a_node_whose_place_a_living_one_has_is_refused_and_leaves_no_row(
     of_both: dict[str, Any], of_second: dict[str, Any], says: str
 ) -> None:
-    store, heartbeats = LocalBackend(MemoryStore()), itertools.count(1)
+    store = LocalBackend(MemoryStore())
     first = Applicant(settings=quick(1, 1), **of_both)
     opened = join(store, first, CLOCK)
     assert isinstance(opened, Joined)
-    store.amend("a", 1, encode_row(replace(opened.row, run=opened.ledger.head.run)))
-
-    def sleep(_: float) -> None:
-        store.heartbeat("a", next(heartbeats))
-
+    store.remove("a")
+    clock = living(store, first.info, opened.ledger.head.run)
     second = replace(first, info=replace(first.info, node_id="b"), **of_second)
     with pytest.raises(RendezvousRefusedError, match=says):
-        join(store, second, replace(CLOCK, sleep=sleep))
+        join(store, second, clock)
     assert store.roster(["b"]) == []
 
 
