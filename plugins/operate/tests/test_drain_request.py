@@ -130,10 +130,13 @@ def test_a_lost_connection_is_an_answer_only_where_no_store_is_left(
 def test_an_agent_that_is_gone_has_left() -> None:
     store = job()
     other = store.connect()
-    asking = threading.Thread(target=lambda: ask(store, "host-b", "job"))
+    found: list[int] = []
+    asking = threading.Thread(target=lambda: found.append(ask(store, "host-b", "job")))
     asking.start()
+    await_request(other)
     other.remove("b")
     asking.join()
+    assert found == [1]
 
 
 def test_a_host_without_an_agent_is_named_and_the_others_are() -> None:
