@@ -238,6 +238,7 @@ class SimWorkerGroup:
         elif self.stalled_until > self.host.world.hub.now:
             self.host.world.hub.at(self.stalled_until, self._stopped, number)
         elif worker is not None and worker.stuck:
+            worker.kill()
             self.host.world.hub.at(self.host.world.hub.now + STUCK_AFTER, self._report_stuck, number)
         else:
             if worker is not None:

@@ -79,12 +79,12 @@ class Training:
 
     @property
     def is_suspended(self) -> bool:
-        """True if it cannot take a step because a machine is suspended; it is fenced if that lasts.
+        """True if it cannot take a step: SIGKILL waits for a worker, or a machine is suspended; it is fenced later.
 
         A machine whose clock was suspended too cannot know the duration: no fence by a clock holds there.
         """
-        now, fence = self.world.hub.now, self.world.plan.fence_after
-        return any(worker.host.suspended or now - worker.host.lost_time_at < fence for worker in self.workers.values())
+        workers, since = self.workers.values(), self.world.hub.now - self.world.plan.fence_after
+        return any(each.is_killed or each.host.suspended or each.host.lost_time_at > since for each in workers)
 
     def on_worker_ready(self, worker: Worker) -> None:
         """Record that one node's workers wait for their peers."""
@@ -188,6 +188,8 @@ class Worker:
         self.state = State.STARTING
         self.stuck = False
         """True while blocked in the kernel: no signal ends it."""
+        self.is_killed = False
+        """True if SIGKILL waits until the kernel releases it: it takes no step until then, and none after."""
         self.unblocked_at = -1e9
         """The time at which the kernel released it."""
         self.started_at = host.clock.now()
@@ -242,6 +244,7 @@ class Worker:
 
     def kill(self) -> None:
         """Kill every process by SIGKILL."""
+        self.is_killed = self.stuck
         if self.alive and not self.stuck:
             unfinished = self.state in (State.STARTING, State.RUNNING)
             self.state = State.GONE
@@ -252,6 +255,8 @@ class Worker:
         """Release a worker that is blocked in the kernel."""
         if self.stuck:
             self.stuck, self.unblocked_at = False, self.host.world.hub.now
+            if self.is_killed:
+                self.kill()
 
     def incident(self, message: str, kind: IncidentKind) -> Incident:
         """Return the incident of its failure."""
