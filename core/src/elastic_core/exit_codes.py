@@ -48,7 +48,7 @@ def signal_name(signum: int) -> str:
 
 
 def describe_exit(returncode: int) -> str:
-    """Return how a process ended, in words, by its code as of :class:`subprocess.Popen`: below 0 for a signal."""
+    """Return ``exited with code 2`` or ``was killed by SIGKILL``, by a code as of :class:`subprocess.Popen`."""
     return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
 
 

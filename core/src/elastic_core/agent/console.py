@@ -29,7 +29,7 @@ class DirectConsole:
     def __init__(self, fd: int, report: Callable[[str], None]) -> None:
         self._fd, self._report = fd, report
         self._open_line_of: int | None = None  # the rank that has shown the beginning of a line without its end
-        self._gone: OSError | None = None
+        self._gone: int | None = None  # the number of the error with which the console went
 
     def write(self, chunk: bytes, rank: int) -> bool:
         """Write a chunk of a local rank; return False if the console is gone and the worker should notice.
@@ -39,13 +39,13 @@ class DirectConsole:
         """
         if self._gone is None:
             self._show(self._separated(chunk, rank))
-        return self._gone is None or self._gone.errno == errno.EIO
+        return self._gone in (None, errno.EIO)
 
     def _show(self, chunk: bytes) -> None:
         try:
             write_all(self._fd, chunk)
         except OSError as exc:
-            self._gone = exc
+            self._gone = exc.errno or errno.EIO
             self._report(f"the console is gone ({exc.strerror}): workers' output is no longer shown there")
 
     def _separated(self, chunk: bytes, rank: int) -> bytes:

@@ -74,7 +74,7 @@ class EventLoop:
         self.at(self._now() + seconds, event)
 
     def take(self) -> list[object]:
-        """Block until there are events, in one ``select`` without polling, and return them."""
+        """Block until there are events, in a ``select`` that ends at the next timer at the latest, and return them."""
         events: list[object] = []
         while not events:
             timeout = min(max(0.0, self._timers[0][0] - self._now()), SELECT_MAX_SECONDS) if self._timers else None

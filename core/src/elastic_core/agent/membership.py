@@ -322,9 +322,9 @@ def needs_rescue(
 ) -> bool:
     """Return whether no other node continues from the memory of this node.
 
-    ``ending`` is None if the agent raised; it has ``failed`` if that was because of a defect, and not because it was
-    told to stop. ``leaves_others`` returns whether other nodes, which have the state too, stay in the job; it is called
-    only if that matters.
+    ``ending`` is None if the agent raised, and ``failed`` is True if a defect raised, not a request to stop. ``closed``
+    is the verdict on the job, if there is one. ``leaves_others`` returns whether other nodes, which have the state too,
+    stay in the job; it is called only if that matters.
     """
     # After STORE_LOST the node joins another run, which has only the checkpoints on disk.
     if ending is not None and ending.rejoin and ending.exit_code != ExitCode.STORE_LOST:

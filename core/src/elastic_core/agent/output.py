@@ -84,9 +84,11 @@ class Routes:
 
     redirects: StreamMap  # the streams that go to a file only
     tee: StreamMap
-    """The streams that go to a file and, with ``[rank3]:`` before each line, to the console; before ``redirects``."""
+    """The streams that go to a file and, with ``[rank3]:`` before each line, to the console. It overrides
+    ``redirects``."""
     keep: bool = False  # whether all other streams are kept in a file as well
-    shown: Collection[int] | None = None  # the local ranks that the console shows, and not only files; None for all
+    shown: Collection[int] | None = None
+    """The local ranks that the console shows; streams of the others go to files only. None for all."""
     several: bool = False
     """True if the console shows more than one worker: then in whole lines. A single worker has the agent's own stdout,
     unless that is kept as well."""
@@ -160,7 +162,10 @@ class Output:
     def _open_terminal(
         self, rank: int, local_rank: int, prefix: str, undo: contextlib.ExitStack
     ) -> WorkerStreams | None:
-        """Open one pseudo-terminal, which keeps the streams' order; None if one goes elsewhere, or none is left."""
+        """Open one pseudo-terminal for both streams, which keeps their order.
+
+        Return None if a stream goes elsewhere, or no pseudo-terminal is left.
+        """
         if not all(self._routes.is_plain(stream, local_rank) for stream in _FILES):
             return None
         if (ends := open_terminal_like(self._fds[Stream.ERR])) is None:
@@ -257,7 +262,7 @@ class Output:
 
 
 class Pump:
-    """One stream of a worker, and where its bytes go. Other threads than the pump's only read ``tail``, ``ended``."""
+    """One stream of a worker, for the pump thread. Other threads only read ``tail`` and ``ended``."""
 
     def __init__(
         self,

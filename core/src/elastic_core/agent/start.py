@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def begun(*, alone: bool = True) -> Iterator[Warden]:
-    """Yield a warden, for :func:`run`. Main thread only. ``alone``, and the error raised, are :class:`Warden`'s."""
+    """Yield a warden, for :func:`run`. Main thread only. ResourceError without one; ``alone`` is :class:`Warden`'s."""
     open_standard_streams()
     with subreaping():
         warden = Warden(alone=alone)

@@ -57,7 +57,10 @@ class Elastic(click.Group):
         return [RUN, *(name for name in Catalogue.read().names(Group.COMMANDS) if name != RUN)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Return a stand-in for a command, with its line of help; :meth:`resolve_command` imports the command."""
+        """Return a stand-in for a command of this name, if there is one, for help and completion: it has no options.
+
+        :meth:`resolve_command` imports the command.
+        """
         from elastic_core.distributions import described
 
         texts = {**described("commands"), RUN: "Start a program on this node as part of a job."}

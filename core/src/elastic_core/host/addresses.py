@@ -258,7 +258,7 @@ def _binds_anything(family: socket.AddressFamily) -> bool:
 
 @contextlib.contextmanager
 def _explained(port: int) -> Iterator[None]:
-    """Raise an OSError as the ElasticError that this port, or for 0 no port, could be held."""
+    """Turn an OSError into the ElasticError that says that ``port``, or for 0 any port, could not be held."""
     try:
         yield
     except OSError as exc:

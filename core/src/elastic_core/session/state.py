@@ -223,7 +223,7 @@ class SessionConnections:
                 store.close()
 
     def compare(self) -> None:
-        """Have the reader compare histories (rule S3), on a new connection: it may be asleep on the one that it has."""
+        """Have the reader compare the store's history with ours (S3), on a new connection: its own may be asleep."""
         with self._state.wake:
             connection, self.doubt = (None if self.doubt else self.made["reader"]), True
         if connection is not None:

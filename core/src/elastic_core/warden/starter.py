@@ -4,22 +4,21 @@ The starter begins as ``python -u train.py`` like any worker, with our ``sitecus
 imported, the starter's entry is called there, and from then on it forks. A fork continues there as a fresh interpreter
 would (``elastic_core.starter``). Nothing in here blocks.
 
-The entry is called with three arguments (``elastic_core.starter``). The first is the descriptor of a socket.
-``Channel`` reads messages from it: first the starter's own order
-with the pid of the ``warden``, then requests, each with descriptors, whose names ``request["descriptors"]`` has in
-order. The starter answers with ``{"event": "ready", "text": …, "fields": {…}}``, or ``{"event": "failed", "reason":
-…}``, and ends when the channel closes. It sends ``ready`` again after more imports. With a ``pid``, a child of
-the starter replaces it: the starter sends that as its last act, between two messages, and dies; the child reads the
-next request from the same socket, and becomes the warden's (``die_once_adopted``). ``"complete": false`` says that the
-starter is to import more later.
+The entry is called with three arguments (``elastic_core.starter``). The first is the descriptor of a socket. A
+``Channel`` reads messages from it: first the starter's own order with the pid of the ``warden``, then requests, each
+with descriptors, whose names ``request["descriptors"]`` has in order. The starter answers with ``{"event": "ready",
+"text": …, "fields": {…}}``, or ``{"event": "failed", "reason": …}``, and ends when the channel closes. It sends
+``ready`` again after more imports. With a ``pid``, a child of the starter replaces it: the starter sends that as its
+last act, between two messages, and dies; the child reads the next request from the same socket, and becomes the
+warden's (``die_once_adopted``). ``"complete": false`` says that the starter is to import more later.
 
 A request has a ``kind``: ``WORKER`` (``argv``, ``env``, ``cwd``, ``cpus``, ``ignored``, ``startup``), ``SERVICE``
 (``entry``, ``arguments``) or ``COMPLETE``, which asks for no process: import the rest now, since no worker is about to
-start that needs the CPUs. A worker executes the files of ``startup`` first, by the entry's third argument. The warden,
-whose pid is ``warden``, is to become the parent, so the process, which has one thread and blocks all signals, forks
-twice (``die_once_adopted``). On the descriptor ``pipe`` it writes ``pid N`` and a newline, and just before the program
-begins ``ok N UNLEARNED`` and a newline: how many modules it imports itself, as far as that is known. A request that it
-cannot fulfil is answered with ``no REASON``.
+start that needs the CPUs. A worker calls the entry's third argument with the paths in ``startup`` first, once. The
+warden, whose pid is ``warden``, is to become the parent, so the process, which has one thread and blocks all signals,
+forks twice (``die_once_adopted``). On the descriptor ``pipe`` it writes ``pid N`` and a newline, and just before the
+program begins ``ok N UNLEARNED`` and a newline: how many modules it imports itself, as far as that is known. A request
+that it cannot fulfil is answered with ``no REASON``.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ class Helpers:
     def admit(self, left: Iterable[Process], workers: Collection[int], now: float, deadline: float) -> list[Process]:
         """Give time to helpers and trackers among the processes that are left of a round; return the helpers.
 
-        ``workers`` are those of the round, which are gone; each led a session. The rest is killed at ``deadline``.
+        ``workers`` are those of the round, which are gone; each led a session. The helpers and trackers are killed at
+        ``deadline``.
         """
         self._wait_until = now + TRACKERS_MAX_SECONDS
         others, helpers = {0, os.getsid(0), *workers}, list[Process]()
