@@ -109,11 +109,11 @@ class TestForming:
     def test_members_that_do_not_reach_each_other_keep_out_nodes_of_either_network(self) -> None:
         """They may be in one round all the same, where one was silent when the other came."""
         networks = {"a": ("127.0.0.1", "one"), "b": ("10.0.0.2", "two"), "c": ("127.0.0.1", "one")}
-        a, b, c = (
+        a, b, c, d = (
             seen(name, node=replace(info(name), address=address, network=network))
-            for name, (address, network) in networks.items()
+            for name, (address, network) in {**networks, "d": ("10.0.0.4", "two")}.items()
         )
-        assert (drop_unreachable([a], [c]), drop_unreachable([a, b], [c])) == ([c], [])
+        assert (drop_unreachable([a], [c]), drop_unreachable([a, b], [c, d])) == ([c], [])
 
     def test_ranks_go_by_the_order_that_nodes_have_from_a_scheduler(self) -> None:
         orders = {"b": "", "a": "s1.n10", "c": "s1.n9", "d": "s0.n11", "e": "s1.n9.x", "g": "7"}

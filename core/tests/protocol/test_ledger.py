@@ -357,7 +357,7 @@ def test_a_newcomer_refuses_a_plan_that_is_none() -> None:
         restore_ledger(ledger.head, entries, 21.0)
 
 
-def test_which_entries_are_whole_goes_along_and_a_newcomer_takes_it_from_the_newest_one() -> None:
+def test_a_newcomer_takes_from_the_newest_entry_where_the_tombstones_end() -> None:
     ledger = then(live("ab"), Leader(why="silent"), at=20.0, author="b", kept=2)
     ledger = then(ledger, Leader(why="silent"), at=21.0, author="a")
     assert ledger.head.anchors.kept == 2

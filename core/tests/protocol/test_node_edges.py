@@ -346,7 +346,7 @@ def test_a_history_without_the_round_stops_its_workers() -> None:
     assert (stop.planned, row_of(node.state).round) == (False, 0)
 
 
-def test_how_many_workers_of_a_lost_round_failed_is_not_known_in_the_history_after_the_next() -> None:
+def test_a_count_of_failed_workers_is_forgotten_when_the_history_is_replaced_again() -> None:
     node = running()
     node.hears(HistoryReplaced(start()), WorkersGone(2), HistoryReplaced(start()))
     assert (row_of(node.state).phase, row_of(node.state).alike) == (Phase.WAITING, 0)
