@@ -16,8 +16,8 @@ from elastic_core.exit_codes import ExitCode
 class ElasticError(Exception):
     """The base of all errors of Elastic.
 
-    ``message`` is one sentence that says what was wrong, quoting the value; ``hint`` one that says what to do, or None
-    where the message already does. Neither shows a password, whatever the caller quotes (:func:`without_passwords`).
+    ``message`` names the mistake in one sentence and quotes the value. ``hint`` names the remedy in one sentence; None
+    if the message has it. Neither shows a password, whatever the caller quotes (:func:`without_passwords`).
     """
 
     exit_code: ClassVar[int] = ExitCode.JOB_FAILED

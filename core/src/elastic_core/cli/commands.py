@@ -57,7 +57,7 @@ class Elastic(click.Group):
         return [RUN, *(name for name in Catalogue.read().names(Group.COMMANDS) if name != RUN)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Return a stand-in for a command of this name, if there is one, for help and completion: it has no options.
+        """Return a stand-in for a command, also for one that does not exist: help and completion need only its line.
 
         :meth:`resolve_command` imports the command.
         """

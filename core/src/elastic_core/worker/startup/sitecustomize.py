@@ -82,7 +82,7 @@ def _executor() -> "Callable[[Iterable[str]], None]":
         loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
         for path in files:
             module = type(sys)(os.path.basename(path).removesuffix(".py"))
-            try:
+            try:  # the agent of this host names the files: those of installed plugins
                 exec(loader(module.__name__, path).get_code(module.__name__), module.__dict__)
                 module.prepare(at_end.append)
             except (Exception, SystemExit):  # such as a module that this interpreter lacks: the program runs anyway
