@@ -182,7 +182,8 @@ import elastic_core
 for step in range(4):
     elastic_core.report(step=step)
 if os.environ["RANK"] == "0":
-    hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 25_000_000)
+    end = time.monotonic() + 12
+    while time.monotonic() < end: hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 500_000)
     open("done", "w").close()
 while not os.path.exists("done"):
     time.sleep(0.1)
@@ -192,7 +193,7 @@ import os, time
 if os.environ["RANK"] == "1":
     time.sleep(1000)
 while not os.path.exists("go"):
-    time.sleep(0.002)
+    time.sleep(0.02)
 """
 
 
