@@ -34,12 +34,12 @@ class Event:
     was ``time.time() - (time.monotonic() - event.at)``."""
 
 
-def least_level(text: str) -> Level | None:
-    """Return the level that ``LOGLEVEL`` names, by a name or number of :mod:`logging`; None for another text."""
+def least_level(text: str) -> Level:
+    """Return the level that ``LOGLEVEL`` names, by a name or number of :mod:`logging`; INFO for another text."""
     number = {"NOTSET": 0, "WARN": 30, "CRITICAL": 50, "FATAL": 50, **Level.__members__}.get(text.upper())
     if number is None and text.isdecimal():
         number = int(text)
-    return None if number is None else next((level for level in Level if level >= number), Level.ERROR)
+    return Level.INFO if number is None else next((level for level in Level if level >= number), Level.ERROR)
 
 
 def describe_duration(seconds: float) -> str:

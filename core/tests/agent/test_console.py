@@ -7,6 +7,7 @@ import os
 import pty
 import queue
 import threading
+import tracemalloc
 import tty
 from collections.abc import Iterator
 
@@ -159,6 +160,23 @@ def test_a_console_that_is_gone_is_reported_once_and_stops_nobody(pipe: tuple[in
         console.write(b"x" * KIB)
     console.close(PATIENCE)
     assert reports.empty()
+
+
+def test_a_console_that_is_gone_keeps_none_of_the_output(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    fill(writing)
+    reports: queue.Queue[str] = queue.Queue()
+    tracemalloc.start()
+    try:
+        console = Console(writing, reports.put)
+        for _ in range(4):
+            console.write(bytes(1024 * KIB))  # the first is being written, the others wait
+        os.close(reading)
+        assert "Broken pipe" in reports.get(timeout=PATIENCE)
+        console.close(PATIENCE)
+        assert tracemalloc.get_traced_memory()[0] < 1024 * KIB
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_console_that_goes_away_while_it_is_stuck_ends_its_thread(pipe: tuple[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import closing
 
 import pytest
 
+from elastic_core.errors import ElasticError
 from elastic_core.host import addresses
 from elastic_core.host.addresses import HeldPort, own_address
 
@@ -89,6 +91,21 @@ def test_a_port_is_free_once_it_is_let_go(held: HeldPort) -> None:
     held.close()
     with socket.socket() as anybody:
         anybody.bind(("127.0.0.1", held.port))
+
+
+def test_on_a_host_without_ipv6_a_port_is_held_for_an_ipv4_address_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    bind = addresses._bind
+
+    def bind_ipv4(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+        if family is socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return bind(family, address, port)
+
+    monkeypatch.setattr(addresses, "_bind", bind_ipv4)
+    with closing(HeldPort.take("127.0.0.1")) as port:
+        assert (at(port), port.reached_at) == ("0.0.0.0", "127.0.0.1")
+    with pytest.raises(ElasticError, match="Address family not supported"):
+        HeldPort.take("2001:db8::77")
 
 
 def at(port: HeldPort) -> str:

@@ -280,7 +280,7 @@ def test_every_variable_of_the_contract_is_listed() -> None:
 @pytest.mark.parametrize(
     ("text", "level"),
     [
-        ("", None),
+        ("", Level.INFO),
         ("DEBUG", Level.DEBUG),
         ("info", Level.INFO),
         ("WARN", Level.WARNING),
@@ -288,11 +288,11 @@ def test_every_variable_of_the_contract_is_listed() -> None:
         ("NOTSET", Level.DEBUG),
         ("30", Level.WARNING),
         ("15", Level.INFO),
-        ("trace", None),
-        ("-1", None),
+        ("trace", Level.INFO),
+        ("-1", Level.INFO),
     ],
 )
-def test_loglevel_names_the_least_level(text: str, level: Level | None) -> None:
+def test_loglevel_names_the_least_level(text: str, level: Level) -> None:
     assert least_level(text) is level
 
 

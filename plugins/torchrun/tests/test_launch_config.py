@@ -31,6 +31,7 @@ def test_every_flag_that_describes_a_run_can_be_given() -> None:
 def test_loglevel_holds_from_python_too(monkeypatch: pytest.MonkeyPatch, text: str, level: Level) -> None:
     monkeypatch.setenv("LOGLEVEL", text)
     assert configure(LaunchConfig()).least_level is level
+    assert configure(LaunchConfig(verbose=True)).least_level is Level.DEBUG
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
 from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
 from elastic_core.distributions import backend_of, brought
 from elastic_core.errors import PluginError, UsageError, did_you_mean, how_to_install
-from elastic_core.events import Level, least_level
+from elastic_core.events import least_level
 from elastic_core.rendezvous import job_token
 from elastic_core.rendezvous.options import FORM, split_host_port
 
@@ -194,7 +194,7 @@ def configure(
         line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or LINE_PREFIX,
         monitor_interval=MONITOR_INTERVAL if flags.monitor_interval is None else flags.monitor_interval,
         plugins=plugins_named(flags, environ),
-        least_level=Level.DEBUG if flags.verbose else least_level(environ.get("LOGLEVEL", "")) or Level.INFO,
+        least_level=least_level("DEBUG" if flags.verbose else environ.get("LOGLEVEL", "")),
     )
 
 

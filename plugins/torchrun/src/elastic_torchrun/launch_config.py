@@ -35,7 +35,7 @@ from elastic_core.config import (
 )
 from elastic_core.config.parse import Stream, StreamMap
 from elastic_core.errors import UsageError
-from elastic_core.events import Level, least_level
+from elastic_core.events import least_level
 from elastic_core.plugins import Catalogue, declared_flags, load_backend, not_declared
 from elastic_core.rendezvous import read_token
 from elastic_torchrun import call, event_log
@@ -210,7 +210,7 @@ def configure(config: LaunchConfig) -> RunConfig:
             "line_prefix": config.log_line_prefix_template or LINE_PREFIX,
             "monitor_interval": _MONITOR.accept(config.monitor_interval),
             "plugins": config.plugins,
-            "least_level": least_level(os.environ.get("LOGLEVEL", "")) or Level.INFO,
+            "least_level": least_level("DEBUG" if settings.get("verbose") else os.environ.get("LOGLEVEL", "")),
         }
     )
 
