@@ -156,6 +156,25 @@ class TestWatch:
         self.look(2.5, one, other)
         assert self.watch.quiet == {}
 
+    def test_a_silence_says_nothing_until_it_was_seen_for_half_the_window(self) -> None:
+        one = worker()
+        for at in (0.0, 1.0):
+            self.look(at, one)
+        seen = []
+        for self.clock.at in (1.0, 5.9, 6.0):
+            seen.append(self.watch.quiet_use(10) is not None)
+        assert seen == [False, False, True]
+
+    def test_an_agent_that_was_paused_has_not_seen_the_silence(self) -> None:
+        """Its virtual machine may have stood still, or its whole process group may have been stopped and continued."""
+        one = worker()
+        for at in (0.0, 1.0, 6.0):
+            self.look(at, one)
+        assert self.look(12.0, one) == 10.0
+        assert self.watch.quiet_use(10) is None
+        self.look(17.0, one)
+        assert self.watch.quiet_use(10) is not None
+
     def test_a_worker_prints_if_its_last_output_is_younger_than_the_window(self) -> None:
         one = worker()
         self.look(0.0, one)

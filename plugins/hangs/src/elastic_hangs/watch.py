@@ -26,6 +26,7 @@ DISK_BYTES_PER_SECOND = 1 << 16  # a worker that reads or writes more, as for a 
 CALLS_PER_SECOND, FEW_CALLS = 1.0, 3  # a worker that reads, writes or receives data more often may be working
 PAGE_BYTES = 1 << 12  # the unit in which file I/O is counted
 QUIET_SHARE = 0.1  # of the window, without a sign of progress: then begins the time over which a worker is judged
+WATCHED_SHARE = 0.5  # of the window: a silence of which the agent has seen less, since it was paused, says nothing
 _SLEEPS = "hrtimer", "do_nanosleep", "futex"  # the kernel's functions in which a thread waits for time, or for a lock
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
 _PAUSES, _PPOLL, _SLEEP, _NOT_RESTARTED = {
@@ -233,6 +234,8 @@ class HangWatch:
         stepped = {rank: now - age for rank, (reached, age) in newest.items() if reached.position is not None}
         signs = {worker.rank: self._signs(worker, now, elapsed, stepped.get(worker.rank)) for worker in workers}
         quiet = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
+        if elapsed > WATCHED_SHARE * window:
+            self.quiet.clear()
         known = set(self.quiet)
         for pid in known - quiet:
             del self.quiet[pid]
@@ -241,6 +244,11 @@ class HangWatch:
         silent = [rank for rank, sign in signs.items() if not makes_progress(sign, now, window)]
         self.silent = {rank: newest[rank][0].step if rank in newest else None for rank in silent}
         return window if self.silent else 0.0
+
+    def quiet_use(self, pid: int) -> Use | None:
+        """Return what a worker had used when its silence began; None if that was seen for too short a time."""
+        use = self.quiet.get(pid)
+        return use if use is not None and self.now() - use.at >= WATCHED_SHARE * self.window else None
 
     def advances(self) -> bool:
         """Return True if a worker here came to a new step lately, so that the job does not hang."""
