@@ -240,7 +240,7 @@ def test_a_directory_of_checkpoints_is_looked_at_beside_the_job(rig: Rig, script
         assert dumps < 1000
         agent.signal(signal.SIGQUIT)
         agent.wait_for("the state of ", count=dumps)
-        agent.wait_for("Current thread MainThread", count=dumps)
+        agent.wait_for("Thread MainThread", count=dumps)
     script.with_name("done").touch()
     assert agent.exit_code() == 0
 

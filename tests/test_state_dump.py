@@ -23,7 +23,7 @@ def test_the_leader_and_another_node_say_what_they_do_and_go_on(
     before = [agent.workers() for agent in agents]
     for agent in agents:
         agent.signal(signal.SIGQUIT)
-        agent.wait_for(r"^  Current thread MainThread \(most recent call first\):")
+        agent.wait_for(r"^  Thread MainThread \(most recent call first\):")
         agent.wait_for(r"^  Thread elastic-reader ")
         agent.wait_for(HEAD + f".*, pid {agent.pid}")
         agent.wait_for(r"^  job        '.*' over file at ")
@@ -57,7 +57,7 @@ def test_an_agent_that_waits_for_its_store_shows_where(rig: Rig, tmp_path: Path)
         guest.wait_for("no store answers there yet")
         guest.signal(signal.SIGQUIT)
         guest.wait_for(r"^  waits for  the store, to join the job, for \d+\.\d s$")
-        guest.wait_for(r"^  Current thread MainThread ")
+        guest.wait_for(r"^  Thread MainThread ")
         guest.wait_for(r"^    File .* in make_rendezvous$")
     finally:
         os.kill(store, signal.SIGCONT)

@@ -73,7 +73,7 @@ def test_each_signal_has_its_answer(shown: bool) -> None:
             signal.raise_signal(SIGNAL)
             text = read_until(reading, "in test_each_signal_has_its_answer")
             assert text.startswith(f"state {number}\n")
-            assert "  Current thread MainThread (most recent call first):\n" in text
+            assert "  Thread MainThread (most recent call first):\n" in text
 
 
 def test_a_state_that_cannot_be_described_keeps_no_stacks_back() -> None:

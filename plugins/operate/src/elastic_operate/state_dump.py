@@ -1,8 +1,10 @@
 """The plugin that has an agent write its state, and its threads' Python stacks, to stderr on SIGQUIT, and go on.
 
-:mod:`faulthandler` writes the stacks from the signal's handler into a pipe that never blocks. A thread at the other end
-adds the state, and copies all of it to stderr. So the dump comes even if a call does not return, and a stuck console
-does not stop the agent. An agent that raises because of a defect leaves a file with its newest decisions.
+:mod:`faulthandler`'s handler wakes a thread by a pipe that never blocks, also while a call of the main thread does not
+return. The thread writes the state and all stacks to stderr, so that a stuck console does not stop the agent, and holds
+the interpreter's lock while it reads them. The handler has no lock. It reads the main thread's stack alone: another
+thread may be changing its frames, which has ended an agent with SIGSEGV. An agent that raises because of a defect
+leaves a file with its newest decisions.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import faulthandler
-import fcntl
 import os
 import re
 import select
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 SIGNAL = signal.SIGQUIT
 PREPARE_SECONDS = 0.25  # after which other modules are imported: the environment may be gone when they are needed
 QUIET_SECONDS = 0.1  # a dump of the stacks is complete when nothing more of it comes for so long
-ROOM_BYTES = 1 << 18  # of the pipe; stacks that do not fit there are cut off
+ROOM_BYTES = 1 << 16  # of the pipe
 _END = b"\0"
 _THREAD = re.compile(r"^(Thread|Current thread) (0x[0-9a-f]+)")
 
@@ -69,11 +70,9 @@ class StateDump:
             self._pipe = os.pipe2(os.O_CLOEXEC)
         except OSError:  # no descriptor is left: the agent goes without
             return
-        with contextlib.suppress(OSError):  # more than this user may have
-            fcntl.fcntl(self._pipe[1], fcntl.F_SETPIPE_SZ, ROOM_BYTES)
         os.set_blocking(self._pipe[1], False)
         signal.signal(SIGNAL, self._on_signal)
-        faulthandler.register(SIGNAL, file=self._pipe[1], all_threads=True, chain=True)
+        faulthandler.register(SIGNAL, file=self._pipe[1], all_threads=False, chain=True)
 
     @hookimpl
     def elastic_run_starts(self, run: JoinedRun) -> None:
@@ -139,6 +138,7 @@ class StateDump:
     def _serve(self, reading: int) -> None:
         while stacks := _read(reading):
             try:
+                stacks = _all_stacks()
                 state = self.describe()
             except Exception as exc:  # in the middle of a change
                 state = f"  the state cannot be described: {type(exc).__name__}: {exc}\n"
@@ -162,6 +162,14 @@ def _read(fd: int) -> str:
             return ""
         data += part
     return data.decode(errors="replace")
+
+
+def _all_stacks() -> str:
+    """Return the stacks of all threads. None of them runs meanwhile, since this one holds the interpreter's lock."""
+    with open(os.memfd_create("elastic-state"), "w+", errors="replace") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
 
 
 def indent_stacks(stacks: str) -> str:
