@@ -80,7 +80,12 @@ class Node:
         return replace(self.found, step=step)
 
     def look(self, *instants: float) -> None:
-        for self.at in instants:
+        """Look at these instants, and between them as often as an agent does that is not paused."""
+        for instant in instants:
+            while instant - self.at > WINDOW / 2:
+                self.at += WINDOW / 2
+                self.watched.look()
+            self.at = instant
             self.watched.look()
 
 
@@ -144,6 +149,15 @@ def test_ranks_are_asked_with_their_use_since_their_silence_began() -> None:
     node.look(0.0, 5.0, 10.0)
     node.watched.answer(WHERE)
     assert node.asked == [[LocalRank(0, 10, quiet=Use(5.0, 1, 0, 0, 0, 0), prints=False)]]
+
+
+def test_an_agent_that_was_paused_notices_it_before_it_answers() -> None:
+    node = Node()
+    node.look(0.0, 5.0, 10.0)
+    node.at = 25.0
+    node.watched.answer(JUDGE)
+    assert node.posted == [ASKS, ASKS_NO_LONGER]
+    assert node.asked == [[LocalRank(0, 10, quiet=None, prints=True)]]
 
 
 def test_the_cost_of_a_request_is_no_use_of_the_worker() -> None:

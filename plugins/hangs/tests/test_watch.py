@@ -78,7 +78,8 @@ def test_the_window_is_ten_steps_at_least(given: float | None, longest: float | 
         pytest.param(290.0, 300.0, 10.0, False, id="the last step is as old as the window, less one step"),
         pytest.param(250.0, 300.0, 30.0, True, id="it may be a slow step"),
         pytest.param(2.7, 3.0, 0.1, False, id="a short window, with two looks"),
-        pytest.param(1.0, 3.0, 9.0, False, id="a window that is shorter than a step"),
+        pytest.param(1.0, 3.0, 9.0, True, id="one step was longer than the window, as over a pause of the machine"),
+        pytest.param(1.2, 3.0, 9.0, False, id="in the first half of a window that is shorter than a step"),
     ],
 )
 def test_whether_steps_advance(age: float, window: float, longest: float | None, advances: bool) -> None:
@@ -156,24 +157,17 @@ class TestWatch:
         self.look(2.5, one, other)
         assert self.watch.quiet == {}
 
-    def test_a_silence_says_nothing_until_it_was_seen_for_half_the_window(self) -> None:
+    @pytest.mark.parametrize("steps", [False, True], ids=["without steps", "with steps"])
+    def test_silence_counts_anew_after_a_pause_of_the_agent(self, steps: bool) -> None:
+        """Its machine may have stood still, or its process group may have been stopped and continued."""
         one = worker()
-        for at in (0.0, 1.0):
+        if steps:
+            self.progress.observe(0, Progress(step=7))
+        for at in (0.0, 5.0):
             self.look(at, one)
-        seen = []
-        for self.clock.at in (1.0, 5.9, 6.0):
-            seen.append(self.watch.quiet_use(10) is not None)
-        assert seen == [False, False, True]
-
-    def test_an_agent_that_was_paused_has_not_seen_the_silence(self) -> None:
-        """Its virtual machine may have stood still, or its whole process group may have been stopped and continued."""
-        one = worker()
-        for at in (0.0, 1.0, 6.0):
-            self.look(at, one)
-        assert self.look(12.0, one) == 10.0
-        assert self.watch.quiet_use(10) is None
-        self.look(17.0, one)
-        assert self.watch.quiet_use(10) is not None
+        assert (self.look(20.0, one), self.watch.quiet, self.watch.advances()) == (0.0, {}, True)
+        assert [self.look(at, one) for at in (25.0, 29.0, 30.0)] == [0.0, 0.0, 10.0]
+        assert (set(self.watch.quiet), self.watch.advances()) == ({10}, False)
 
     def test_a_worker_prints_if_its_last_output_is_younger_than_the_window(self) -> None:
         one = worker()
@@ -190,9 +184,9 @@ class TestWatch:
         one = worker()
         self.look(0.0, one)
         one.tail = bytes(bytearray(b"loss"))
-        self.look(8.0, one)
+        self.look(5.0, one)
         one.tail = bytes(bytearray(b"loss"))
-        assert [self.look(at, one) for at in (16.0, 25.0, 26.0)] == [0.0, 0.0, 10.0]
+        assert [self.look(at, one) for at in (10.0, 15.0, 20.0)] == [0.0, 0.0, 10.0]
 
     @pytest.mark.parametrize(("own", "suspected"), [(True, 0.0), (False, 10.0)])
     def test_bytes_that_a_worker_writes_count_where_the_agent_does_not_see_its_stdout(
@@ -202,8 +196,8 @@ class TestWatch:
         one.hides_stdout = own
         self.look(0.0, one)
         self.written += 5
-        self.look(8.0, one)
-        assert [self.look(at, one) for at in (16.0, 18.0)] == [suspected, 10.0]
+        self.look(5.0, one)
+        assert [self.look(at, one) for at in (10.0, 15.0)] == [suspected, 10.0]
 
     def test_a_worker_that_computes_is_not_suspected_until_its_steps_are_known(self) -> None:
         one = worker()

@@ -148,7 +148,9 @@ class WatchedRound:
                 self._round.ask(HANG, {"window": seconds})
 
     def answer(self, wanted: Wanted) -> dict[str, Any]:
-        """Return where the workers are. If a hang is suspected, look first if the silence has ended meanwhile."""
+        """Return where the workers are. To judge a hang, look before, as the agent may have been paused, and after."""
+        if wanted.judge:
+            self.look()
         try:
             found = self._find(wanted)
         except OSError:  # no descriptor is left

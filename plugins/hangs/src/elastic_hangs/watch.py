@@ -26,7 +26,8 @@ DISK_BYTES_PER_SECOND = 1 << 16  # a worker that reads or writes more, as for a 
 CALLS_PER_SECOND, FEW_CALLS = 1.0, 3  # a worker that reads, writes or receives data more often may be working
 PAGE_BYTES = 1 << 12  # the unit in which file I/O is counted
 QUIET_SHARE = 0.1  # of the window, without a sign of progress: then begins the time over which a worker is judged
-WATCHED_SHARE = 0.5  # of the window: a silence of which the agent has seen less, since it was paused, says nothing
+PAUSE_SHARE, PAUSE_LOOKS = 0.5, 10.0
+"""An agent was paused, as with its machine, if a look is later than this share of the window, and so many looks."""
 _SLEEPS = "hrtimer", "do_nanosleep", "futex"  # the kernel's functions in which a thread waits for time, or for a lock
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
 _PAUSES, _PPOLL, _SLEEP, _NOT_RESTARTED = {
@@ -125,9 +126,10 @@ def steps_advance(age: float, window: float, longest_step: float | None) -> bool
     """Return True if a job whose newest step is ``age`` seconds old still makes steps, as far as can be known.
 
     If it hangs, that step is as old as the window, less the step in which it began to hang, and two looks. A rank whose
-    steps are not known may be suspected before, since its window knows nothing of the longest step.
+    steps are not known may be suspected before, since its window knows nothing of the longest step. Of that, at most half
+    a window counts: one step may have taken hours, while the machine was paused.
     """
-    return age + (longest_step or 0.0) + 2.0 * hang_check_interval(window) < window
+    return age + min(longest_step or 0.0, window / 2) + 2.0 * hang_check_interval(window) < window
 
 
 def hang_check_interval(window: float) -> float:
@@ -220,7 +222,8 @@ class HangWatch:
     Replaced, never changed.
     """
     _seen: dict[int, _Seen] = field(default_factory=dict)
-    _looked_at: float = 0.0
+    _looked_at: float = math.inf
+    _resumed_at: float = -math.inf
 
     @property
     def window(self) -> float:
@@ -231,11 +234,14 @@ class HangWatch:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
         now, window, newest = self.now(), self.window, self.round.newest_progress()
         elapsed, self._looked_at = now - self._looked_at, now
-        stepped = {rank: now - age for rank, (reached, age) in newest.items() if reached.position is not None}
+        if elapsed > max(PAUSE_SHARE * window, PAUSE_LOOKS * hang_check_interval(window)):
+            self._resumed_at = now  # silence counts from now on: of what was before, nothing was seen
+            self._seen.clear()
+            self.quiet.clear()
+        ages = {rank: age for rank, (reached, age) in newest.items() if reached.position is not None}
+        stepped = {rank: max(now - age, self._resumed_at) for rank, age in ages.items()}
         signs = {worker.rank: self._signs(worker, now, elapsed, stepped.get(worker.rank)) for worker in workers}
         quiet = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
-        if elapsed > WATCHED_SHARE * window:
-            self.quiet.clear()
         known = set(self.quiet)
         for pid in known - quiet:
             del self.quiet[pid]
@@ -245,15 +251,11 @@ class HangWatch:
         self.silent = {rank: newest[rank][0].step if rank in newest else None for rank in silent}
         return window if self.silent else 0.0
 
-    def quiet_use(self, pid: int) -> Use | None:
-        """Return what a worker had used when its silence began; None if that was seen for too short a time."""
-        use = self.quiet.get(pid)
-        return use if use is not None and self.now() - use.at >= WATCHED_SHARE * self.window else None
-
     def advances(self) -> bool:
-        """Return True if a worker here came to a new step lately, so that the job does not hang."""
-        ages = [age for reached, age in self.round.newest_progress().values() if reached.position is not None]
-        return bool(ages) and steps_advance(min(ages), self.window, self.round.longest_step())
+        """Return True if a worker here came to a new step lately, or may have, while the agent was paused."""
+        ages = [self.now() - self._resumed_at]
+        ages += [age for reached, age in self.round.newest_progress().values() if reached.position is not None]
+        return steps_advance(min(ages), self.window, self.round.longest_step())
 
     def positions(self) -> dict[int, float | None]:
         """Return how far each rank has come, in whatever is known of it. Any thread may call this."""
