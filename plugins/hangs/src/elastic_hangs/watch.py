@@ -126,8 +126,8 @@ def steps_advance(age: float, window: float, longest_step: float | None) -> bool
     """Return True if a job whose newest step is ``age`` seconds old still makes steps, as far as can be known.
 
     If it hangs, that step is as old as the window, less the step in which it began to hang, and two looks. A rank whose
-    steps are not known may be suspected before, since its window knows nothing of the longest step. Of that, at most half
-    a window counts: one step may have taken hours, while the machine was paused.
+    steps are not known may be suspected before, since its window knows nothing of the longest step. Half a window of
+    that counts at most: one step may have taken hours, while the machine was paused.
     """
     return age + min(longest_step or 0.0, window / 2) + 2.0 * hang_check_interval(window) < window
 
