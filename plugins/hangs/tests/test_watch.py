@@ -169,6 +169,26 @@ class TestWatch:
         assert [self.look(at, one) for at in (25.0, 29.0, 30.0)] == [0.0, 0.0, 10.0]
         assert (set(self.watch.quiet), self.watch.advances()) == ({10}, False)
 
+    def test_a_worker_is_judged_by_a_silence_of_half_the_window_at_least(self) -> None:
+        one = worker()
+        for at in (0.0, 1.0):
+            self.look(at, one)
+        judged = []
+        for self.clock.at in (1.0, 5.9, 6.0):
+            judged.append(self.watch.quiet_use(10) is not None)
+        assert judged == [False, False, True]
+
+    @pytest.mark.parametrize(("burst", "judged"), [(0.06, True), (0.2, False)], ids=["a short one", "a long one"])
+    def test_a_burst_of_cpu_use_ends_a_silence_only_if_it_is_no_short_one(self, burst: float, judged: bool) -> None:
+        """A thread in the background of a worker that hangs works now and then."""
+        one = worker()
+        for at in (0.0, 1.0, 5.0):
+            self.look(at, one)
+        self.used[10] += burst
+        for at in (5.2, 7.0):
+            self.look(at, one)
+        assert (self.watch.quiet_use(10) is not None) is judged
+
     def test_a_worker_prints_if_its_last_output_is_younger_than_the_window(self) -> None:
         one = worker()
         self.look(0.0, one)

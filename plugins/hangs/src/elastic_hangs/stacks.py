@@ -224,7 +224,7 @@ class LocalRank:
     rank: int
     pid: int | None  # None for one that is being started
     finished: bool = False
-    quiet: Use | None = None  # its use when its silence began; None while it shows progress
+    quiet: Use | None = None  # its use when its silence began; None if it has shown progress lately
     prints: bool = False  # whether it has printed lately
     silent_at: int | None = None  # its last step, if it has shown no progress for a window; None if it is not known
 
@@ -234,7 +234,7 @@ class LocalRank:
         rank, pid, finished = worker.rank, worker.pid, worker.is_over or worker.exit_code is not None
         if watch is None:
             return cls(rank, pid, finished)
-        return cls(rank, pid, finished, watch.quiet.get(pid or 0), watch.prints(rank), watch.silent.get(rank))
+        return cls(rank, pid, finished, watch.quiet_use(pid or 0), watch.prints(rank), watch.silent.get(rank))
 
 
 def locate(wanted: Wanted, ranks: Sequence[LocalRank], step: int | None, *, spy: PySpy | None = None) -> LocalStacks:

@@ -26,6 +26,7 @@ DISK_BYTES_PER_SECOND = 1 << 16  # a worker that reads or writes more, as for a 
 CALLS_PER_SECOND, FEW_CALLS = 1.0, 3  # a worker that reads, writes or receives data more often may be working
 PAGE_BYTES = 1 << 12  # the unit in which file I/O is counted
 QUIET_SHARE = 0.1  # of the window, without a sign of progress: then begins the time over which a worker is judged
+JUDGED_SHARE = 0.5  # of the window: a worker is judged by a silence that is as long; a shorter one says nothing
 PAUSE_SHARE, PAUSE_LOOKS = 0.5, 10.0
 """An agent was paused, as with its machine, if a look is later than this share of the window, and so many looks."""
 _SLEEPS = "hrtimer", "do_nanosleep", "futex"  # the kernel's functions in which a thread waits for time, or for a lock
@@ -101,9 +102,14 @@ class Signs:
     computed_at: float  # when it was last seen to use a CPU; its start before that
 
     @property
+    def shown(self) -> float:
+        """The instant of the latest step or output."""
+        return max(self.stepped_at or 0.0, self.printed_at)
+
+    @property
     def newest(self) -> float:
         """The instant of the latest sign."""
-        return max(self.stepped_at or 0.0, self.printed_at, self.computed_at)
+        return max(self.shown, self.computed_at)
 
 
 def makes_progress(signs: Signs, now: float, window: float) -> bool:
@@ -159,6 +165,10 @@ class Use:
         pairs = zip(astuple(self), astuple(before), astuple(after), strict=True)
         return Use(*(mine + new - old for mine, old, new in pairs))
 
+    def computed_since(self, before: Use) -> bool:
+        """Return True if the worker has used more of a CPU since then than one that waits."""
+        return uses_cpu(self.cpu - before.cpu, self.at - before.at, CPU_SHARE_QUIET)
+
     def saves_since(self, before: Use) -> bool:
         """Return True if the worker has read from disks since then, or written to them, as for a checkpoint."""
         return self.disk - before.disk >= DISK_BYTES_PER_SECOND * (self.at - before.at)
@@ -169,8 +179,7 @@ class Use:
         calls, wakes = self.calls - before.calls, 0 if sleeps else self.waits - before.waits
         few = CALLS_PER_SECOND * elapsed + FEW_CALLS
         pages = (self.disk - before.disk) / PAGE_BYTES
-        computed = uses_cpu(self.cpu - before.cpu, elapsed, CPU_SHARE_QUIET)
-        return computed or max(calls, wakes, pages) > few or (self.blocked > 0 and pages > 0)
+        return self.computed_since(before) or max(calls, wakes, pages) > few or (self.blocked > 0 and pages > 0)
 
 
 def uses_of(pids: Collection[int]) -> dict[int, Use]:
@@ -215,7 +224,7 @@ class HangWatch:
     now: Callable[[], float] = time.monotonic  # seconds, monotonic
     quiet: dict[int, Use] = field(default_factory=dict)
     """By pid: what a worker had used when its silence began; what requests for stacks have cost is added to it later.
-    Changed in place.
+    A silence ends with a step, output, or the use of a CPU for more than CPU_SHARE_QUIET of it. Changed in place.
     """
     silent: Mapping[int, int | None] = field(default_factory=dict)
     """The ranks that had shown no progress for a window at the last look, and the last step of each; None if not known.
@@ -243,13 +252,21 @@ class HangWatch:
         signs = {worker.rank: self._signs(worker, now, elapsed, stepped.get(worker.rank)) for worker in workers}
         quiet = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
         known = set(self.quiet)
-        for pid in known - quiet:
+        shown = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.shown < QUIET_SHARE * window}
+        computed = known - quiet - shown
+        bursts = self.uses(computed & {seen.pid for seen in self._seen.values()}) if computed else {}
+        for pid in known - quiet - {pid for pid, use in bursts.items() if not use.computed_since(self.quiet[pid])}:
             del self.quiet[pid]
         if quiet - known:
             self.quiet.update(self.uses(quiet - known))
         silent = [rank for rank, sign in signs.items() if not makes_progress(sign, now, window)]
         self.silent = {rank: newest[rank][0].step if rank in newest else None for rank in silent}
         return window if self.silent else 0.0
+
+    def quiet_use(self, pid: int) -> Use | None:
+        """Return what a worker had used when its silence began; None if it shows progress, or did half a window ago."""
+        use = self.quiet.get(pid)
+        return use if use is not None and self.now() - use.at >= JUDGED_SHARE * self.window else None
 
     def advances(self) -> bool:
         """Return True if a worker here came to a new step lately, or may have, while the agent was paused."""
