@@ -189,6 +189,23 @@ class TestWatch:
             self.look(at, one)
         assert (self.watch.quiet_use(10) is not None) is judged
 
+    def test_the_silence_of_a_worker_ends_with_the_worker(self) -> None:
+        one, other = worker(), worker(1, 11)
+        for at in (0.0, 1.0):
+            self.look(at, one, other)
+        self.look(2.0, one)
+        assert set(self.watch.quiet) == {10}
+
+    def test_a_worker_that_computes_is_not_silent_though_its_children_have_taken_their_times_along(self) -> None:
+        one = worker()
+        self.used[10] = 500.0
+        for at in (0.0, 1.0):
+            self.look(at, one)
+        self.used[10] = 3.0
+        self.watch._seen[0].cpu = 2.0
+        self.look(2.0, one)
+        assert self.watch.quiet == {}
+
     def test_a_worker_prints_if_its_last_output_is_younger_than_the_window(self) -> None:
         one = worker()
         self.look(0.0, one)

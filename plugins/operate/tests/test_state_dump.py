@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +30,6 @@ CONFIG = RunConfig(program=Program(ProgramKind.EXECUTABLE, "x"))
 @pytest.fixture(autouse=True)
 def default() -> Iterator[None]:
     """The usual SIGQUIT, whatever this process has inherited."""
-    faulthandler.unregister(SIGNAL)  # a test of plugins may have left it so
     before = signal.signal(SIGNAL, signal.SIG_DFL)
     yield
     signal.signal(SIGNAL, before)
@@ -39,13 +40,21 @@ def dumped(describe: Callable[[], str] = lambda: "the state\n") -> Iterator[tupl
     """A dump, and the end of a pipe at which it can be read."""
     reading, writing = os.pipe()
     dump = StateDump(writing)
+    ended = threading.Event()
+
+    def serve(reading: int) -> None:
+        StateDump._serve(dump, reading)
+        ended.set()
+
     dump.describe = describe  # type: ignore[method-assign]
+    dump._serve = serve  # type: ignore[method-assign]
     dump.elastic_configure(CONFIG)
     try:
         yield dump, reading
     finally:
         dump.elastic_run_ends()
         os.close(reading)
+        assert not dump._started or ended.wait(PATIENCE), "it writes to a descriptor that another test may have"
         os.close(writing)
 
 
@@ -74,6 +83,34 @@ def test_each_signal_has_its_answer(shown: bool) -> None:
             text = read_until(reading, "in test_each_signal_has_its_answer")
             assert text.startswith(f"state {number}\n")
             assert "  Thread MainThread (most recent call first):\n" in text
+
+
+AT_WORK = """
+import os
+
+from elastic_core.config import Program, ProgramKind, RunConfig
+from elastic_operate.state_dump import StateDump
+
+dump = StateDump(os.open(os.devnull, os.O_WRONLY))
+dump.describe = str
+dump.elastic_configure(RunConfig(program=Program(ProgramKind.EXECUTABLE, "x")))
+print("ready", flush=True)
+while True:
+    for _ in (number for number in range(5)):
+        pass
+"""
+
+
+def test_signals_that_meet_the_agent_at_work_do_not_end_it() -> None:
+    """A handler in C, as faulthandler's, reads frames that change: within some thousand signals it ends the process."""
+    with subprocess.Popen([sys.executable, "-c", AT_WORK], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for _ in range(3000):
+            process.send_signal(SIGNAL)
+            time.sleep(0.0005)
+        assert process.poll() is None
+        process.kill()
 
 
 def test_a_state_that_cannot_be_described_keeps_no_stacks_back() -> None:

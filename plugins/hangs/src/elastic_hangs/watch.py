@@ -250,21 +250,26 @@ class HangWatch:
         ages = {rank: age for rank, (reached, age) in newest.items() if reached.position is not None}
         stepped = {rank: max(now - age, self._resumed_at) for rank, age in ages.items()}
         signs = {worker.rank: self._signs(worker, now, elapsed, stepped.get(worker.rank)) for worker in workers}
-        quiet = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.newest >= QUIET_SHARE * window}
-        known = set(self.quiet)
-        shown = {self._seen[rank].pid for rank, sign in signs.items() if now - sign.shown < QUIET_SHARE * window}
-        computed = known - quiet - shown
-        bursts = self.uses(computed & {seen.pid for seen in self._seen.values()}) if computed else {}
-        for pid in known - quiet - {pid for pid, use in bursts.items() if not use.computed_since(self.quiet[pid])}:
-            del self.quiet[pid]
-        if quiet - known:
-            self.quiet.update(self.uses(quiet - known))
+        self._follow_silences({self._seen[rank].pid: sign for rank, sign in signs.items()}, now, window)
         silent = [rank for rank, sign in signs.items() if not makes_progress(sign, now, window)]
         self.silent = {rank: newest[rank][0].step if rank in newest else None for rank in silent}
         return window if self.silent else 0.0
 
+    def _follow_silences(self, signs: Mapping[int, Signs], now: float, window: float) -> None:
+        """Begin and end the silences of the living workers, whose signs these are by pid."""
+        recent = now - QUIET_SHARE * window
+        bursts = self.quiet.keys() & {pid for pid, sign in signs.items() if sign.computed_at == now}
+        for pid, use in (self.uses(bursts) if bursts else {}).items():
+            before = self.quiet[pid]
+            if use.cpu < before.cpu or use.computed_since(before):  # or its children have gone, with what they used
+                del self.quiet[pid]
+        for pid in [pid for pid in self.quiet if pid not in signs or signs[pid].shown > recent]:
+            del self.quiet[pid]
+        if begin := {pid for pid, sign in signs.items() if sign.newest <= recent} - self.quiet.keys():
+            self.quiet.update(self.uses(begin))
+
     def quiet_use(self, pid: int) -> Use | None:
-        """Return what a worker had used when its silence began; None if it shows progress, or did half a window ago."""
+        """Return what a worker had used when its silence began; None if that is less than half a window ago."""
         use = self.quiet.get(pid)
         return use if use is not None and self.now() - use.at >= JUDGED_SHARE * self.window else None
 

@@ -1,10 +1,11 @@
 """The plugin that has an agent write its state, and its threads' Python stacks, to stderr on SIGQUIT, and go on.
 
-:mod:`faulthandler`'s handler wakes a thread by a pipe that never blocks, also while a call of the main thread does not
-return. The thread writes the state and all stacks to stderr, so that a stuck console does not stop the agent, and holds
-the interpreter's lock while it reads them. The handler has no lock. It reads the main thread's stack alone: another
-thread may be changing its frames, which has ended an agent with SIGSEGV. An agent that raises because of a defect
-leaves a file with its newest decisions.
+The signal's handler wakes a thread by a pipe that never blocks. The thread writes the state and all stacks to stderr:
+a stuck console does not stop the agent. It reads the stacks while it holds the interpreter's lock. The handler of
+:mod:`faulthandler` would also answer while the main thread is in a native call, but without that lock: it reads frames
+that change, which has ended an agent with SIGSEGV.
+
+An agent that raises because of a defect leaves a file with its newest decisions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import contextlib
 import faulthandler
 import os
 import re
-import select
 import signal
 import threading
 import time
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 SIGNAL = signal.SIGQUIT
 PREPARE_SECONDS = 0.25  # after which other modules are imported: the environment may be gone when they are needed
-QUIET_SECONDS = 0.1  # a dump of the stacks is complete when nothing more of it comes for so long
-ROOM_BYTES = 1 << 16  # of the pipe
-_END = b"\0"
+SETTLE_SECONDS = 0.05  # after a signal, until its handler has returned: signals in that time get one answer
+_ASKED, _END = b"?", b"\0"
 _THREAD = re.compile(r"^(Thread|Current thread) (0x[0-9a-f]+)")
 
 
@@ -72,11 +71,10 @@ class StateDump:
             return
         os.set_blocking(self._pipe[1], False)
         signal.signal(SIGNAL, self._on_signal)
-        faulthandler.register(SIGNAL, file=self._pipe[1], all_threads=False, chain=True)
 
     @hookimpl
     def elastic_run_starts(self, run: JoinedRun) -> None:
-        """Show the state of this run from now on, also if the main thread is in a call that does not return.
+        """Show the state of this run from now on.
 
         This starts the thread, unless a signal has: a backend that forks while it is made needs a single thread.
         """
@@ -102,7 +100,6 @@ class StateDump:
         """Stop the dump. Off the main thread Python keeps the handler, which passes the next signal on."""
         if self._pipe is None:
             return
-        faulthandler.unregister(SIGNAL)
         with contextlib.suppress(ValueError):  # this is not the main thread
             signal.signal(SIGNAL, self._before)
         if not self._started:
@@ -123,8 +120,10 @@ class StateDump:
         return f"{describe(run.config, run.look())}  decisions  {write_decisions(run)}\n"
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
-        if self._pipe is not None:
+        if (pipe := self._pipe) is not None:
             self._start()
+            with contextlib.suppress(OSError):  # enough answers are to come, or the run ends
+                os.write(pipe[1], _ASKED)
         elif signal.getsignal(signum) == self._on_signal:
             signal.signal(signum, self._before)
             os.kill(os.getpid(), signum)
@@ -136,9 +135,12 @@ class StateDump:
             _thread.start_new_thread(self._serve, (self._pipe[0],))
 
     def _serve(self, reading: int) -> None:
-        while stacks := _read(reading):
-            try:
+        while (asked := os.read(reading, 1 << 16)) and not asked.endswith(_END):
+            time.sleep(SETTLE_SECONDS)
+            stacks = ""
+            with contextlib.suppress(OSError):  # no descriptor is left
                 stacks = _all_stacks()
+            try:
                 state = self.describe()
             except Exception as exc:  # in the middle of a change
                 state = f"  the state cannot be described: {type(exc).__name__}: {exc}\n"
@@ -150,18 +152,6 @@ class StateDump:
 def _prepare() -> None:
     for name in ("agent_state", "decision_file"):
         import_module(f"elastic_operate.{name}")
-
-
-def _read(fd: int) -> str:
-    """Wait for stacks in the pipe, until no more of them come, and return them; '' at the end."""
-    data, poll = b"", select.poll()
-    poll.register(fd, select.POLLIN)
-    while poll.poll(None if not data else QUIET_SECONDS * 1000):
-        part = os.read(fd, ROOM_BYTES)
-        if not part or part.endswith(_END):
-            return ""
-        data += part
-    return data.decode(errors="replace")
 
 
 def _all_stacks() -> str:
