@@ -142,10 +142,18 @@ def drain(world: World, host: Host, _fault: Fault | None = None) -> bool:
         with contextlib.suppress(RendezvousConnectionError):
             Connection(world.store, other.channel, process, hosting=False).enter(name, row)
             for agent in checked:
-                world.hub.at(world.hub.now + ANSWERED, _check_answered, world, agent)
+                _expect_answer(world, agent)
 
     world.hub.start(process, ask)
     return True
+
+
+def _expect_answer(world: World, agent: SimAgent) -> None:
+    """Schedule a check that a request has its answer, from when there is a leader, who answers."""
+    if leaders.leader(world) is not None:
+        world.hub.at(world.hub.now + ANSWERED, _check_answered, world, agent)
+    elif agent.is_checked and not agent.over:
+        world.hub.at(world.hub.now + 1.0, _expect_answer, world, agent)
 
 
 def _check_answered(world: World, agent: SimAgent) -> None:

@@ -49,7 +49,7 @@ def codec_of(plan: Plan) -> Codec:
         return CODEC
     if plan.value_limit:
         encode_entry = partial(_encoded, partial(codec.encode_entry, most=plan.value_limit), codec.decode_entry)
-        encode_row = partial(_encoded, partial(codec.encode_row, most=plan.value_limit), codec.decode_row)
+        encode_row = partial(_encoded, codec.encode_row, codec.decode_row)  # a row takes as much in a job of any size
         return Codec(encode_entry, _unwrap, encode_row, _unwrap, can_fail=False)
     return UNENCODED
 

@@ -83,7 +83,7 @@ class SimWorkerGroup:
             self.worker = Worker(self.host, self.agent.node_id, world.training(self.agent.run, current), self._report)
 
     def _check_contact(self) -> None:
-        """S4: no node starts workers that its fence stops at once, unless newer entries end that round anyway.
+        """S4: no node starts workers that its fence stops at once, unless a newer entry, read or not, ends that round.
 
         A node that is frozen may, if it had half of the fence's time left when it read the newest entry. With stale
         reads, a node may lose contact between its row and the round, but not twice without contact.
@@ -92,7 +92,7 @@ class SimWorkerGroup:
         session, world = self.agent.supervisor.session, self.host.world
         known_at, ledger, fence = session.contact.known_at, session.ledger, FENCE_SHARE * world.plan.fence_after
         had_contact = ledger.head_at - known_at < ASKED_SHARE * fence or self.host.clock.now() - known_at < fence
-        if had_contact or ledger.head.index < world.store.master.head:
+        if had_contact or ledger.halt is not None or ledger.head.index < world.store.master.head:
             return
         if not world.store.stale_reads or self._started_without == known_at:
             world.checker.fail("S4", f"{self.agent.node_id} starts workers, and its fence stops them at once")
