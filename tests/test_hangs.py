@@ -197,7 +197,7 @@ while not os.path.exists("go"):
 """
 
 
-@pytest.mark.parametrize("program", [ONE_WAITS, ONE_COMPUTES], ids=["prints while another waits", "one native call"])
+@pytest.mark.parametrize("program", [ONE_WAITS, ONE_COMPUTES], ids=["prints while another waits", "native calls"])
 def test_a_rank_that_may_be_working_is_not_ended(rig: Rig, program: str) -> None:
     Path(rig.folder, "train.py").write_text(program)
     flags = ["--standalone", "--nproc_per_node=2", "--hang_timeout=2", "--max_restarts=0"]

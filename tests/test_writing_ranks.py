@@ -19,8 +19,8 @@ def test_a_rank_is_not_blamed_for_what_its_agent_did_not_see_while_it_was_paused
     agent = start(rig, program("reads what a child makes slowly"), f"--hang_timeout={WINDOW}")
     agent.wait_for("it reads")
     time.sleep(0.25)  # the agent has seen that, and no silence yet
-    agent.process.send_signal(signal.SIGSTOP)
+    agent.signal(signal.SIGSTOP)
     time.sleep(WINDOW + 1.0)
-    agent.process.send_signal(signal.SIGCONT)
+    agent.signal(signal.SIGCONT)
     assert agent.exit_code() == 0, agent.output
     assert not [event for event in reports(agent) if event["rank"] is not None], agent.output

@@ -244,7 +244,7 @@ class HangWatch:
         now, window, newest = self.now(), self.window, self.round.newest_progress()
         elapsed, self._looked_at = now - self._looked_at, now
         if elapsed > max(PAUSE_SHARE * window, PAUSE_LOOKS * hang_check_interval(window)):
-            self._resumed_at = now  # silence counts from now on: of what was before, nothing was seen
+            self._resumed_at = now  # the agent saw nothing during the pause, so each silence begins now
             self._seen.clear()
             self.quiet.clear()
         ages = {rank: age for rank, (reached, age) in newest.items() if reached.position is not None}
