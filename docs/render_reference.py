@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from elastic_core.cli.settle import FLAGS
+from elastic_core.cli.option import arrange
 from elastic_core.config.environment import flag_variable
-from elastic_core.config.flag import arrange
+from elastic_core.config.run import FLAGS
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_core.plugins.flags import declared_flags
 from elastic_policies.known_failures import KNOWN_FAILURES
@@ -26,8 +26,7 @@ FLAGS_PREFACE = """\
 # The flags of `elastic run`
 
 Made by `python docs/render_reference.py` from
-[`elastic_core.config.run`](../../core/src/elastic_core/config/run.py),
-[`elastic_core.cli.settle`](../../core/src/elastic_core/cli/settle.py) and the modules `flags` of plugins; change them
+[`elastic_core.config.run`](../../core/src/elastic_core/config/run.py) and the modules `flags` of plugins; change them
 there. `elastic run --help` shows the same. Flags may be written with `-` or `_`. Elastic also reads each flag from the
 variable in its row. [migrating.md](../migrating.md#every-flag-of-torchruns) compares the flags with torchrun's.
 """

@@ -39,6 +39,8 @@ IMPURE = {"importlib", "logging", "os", "platform", "socket", "subprocess", "thr
 IN_WARDEN = {
     "elastic_core": "the root, which finds the public names of packages and imports nothing",
     "elastic_core.exit_codes": "names of exit codes, an enum: the warden says why it could not start a process",
+    "elastic_core.host": "the package, which imports nothing",
+    "elastic_core.host.processes": "the processes that it is to kill",
     "elastic_core.warden": "the package, which imports nothing",
     **{f"elastic_core.warden.{name}": "the process itself" for name in ("process", "spawn", "stop", "linux")},
     "elastic_core.warden.channel": "what it and the agent send each other",
@@ -61,7 +63,6 @@ OTHER_NAMES = {
     "elastic_core": "elastic leader node supervisor",  # the command, and modules to begin with
     "elastic_warmstart": "__main__",  # a module of Python's start
     "warden": "exit_codes sitecustomize",
-    "host": "ps",
     "rendezvous": "protocol session",  # packages beside it
     "worker": "init_process_group",
     "elastic_rdzv_c10d": "c10d",

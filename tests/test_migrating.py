@@ -17,7 +17,7 @@ from rig import WARM, Agent, Rig, free_port
 from torch.distributed.run import get_args_parser
 
 from elastic_core.cli.option import candidates
-from elastic_core.cli.settle import FLAGS
+from elastic_core.config.run import FLAGS
 from elastic_core.plugins.entry_points import Catalogue
 from elastic_core.plugins.flags import declared_flags
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rig import EXAMPLES, WARM, WORKERS, Rig
 
-from elastic_core.cli.settle import FLAGS
+from elastic_core.config.run import FLAGS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

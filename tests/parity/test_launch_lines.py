@@ -25,7 +25,7 @@ from scaled_lines import SCRIPT, ScaledLine, scale
 from torch.distributed.run import get_args_parser
 
 from elastic_core.cli.run import RunCommand
-from elastic_core.cli.settle import Flags
+from elastic_core.config.run import Flags
 
 pytestmark = pytest.mark.timeout(300)  # the first line waits until torch is imported
 

@@ -27,8 +27,8 @@ from torch.distributed.run import config_from_args, determine_local_world_size, 
 
 from elastic_core.cli import settle
 from elastic_core.cli.run import RunCommand
-from elastic_core.cli.settle import Flags, count_workers
-from elastic_core.config.run import RunConfig
+from elastic_core.cli.settle import count_workers
+from elastic_core.config.run import Flags, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.rendezvous.options import RendezvousOptions
 from elastic_devices.inventory import Machine

@@ -51,7 +51,7 @@ PUBLIC = {
     "elastic_core.errors": "the errors that users see, each with a hint",
     "elastic_core.events": "events, which observers receive, and their levels",
     "elastic_core.exit_codes": "the exit codes of ``elastic run``, and those of workers in words",
-    "elastic_core.host": "facts about this machine: names, addresses, ports, terminal",
+    "elastic_core.host": "facts about this machine: names, addresses, ports, processes, terminal",
     "elastic_core.incidents": "failures, their history, and verdicts on them",
     "elastic_core.monitors": "a round and its workers, as monitors see them",
     "elastic_core.plugins": "the installed plugins, those of a run, and the backend for one node",
@@ -63,7 +63,7 @@ PUBLIC = {
     "elastic_core.session.join": "enters a run, or opens it",
     "elastic_core.starter": "how a plugin brings a process that forks workers",
     "elastic_core.threads": "calls in a thread, with a limit of time",
-    "elastic_core.warden": "the parent of workers: its client, its messages, a starter's side, and processes of Linux",
+    "elastic_core.warden": "the parent of workers: its client, its messages, a starter's side, signals to processes",
     "elastic_core.worker": "inside a worker: graceful stop, error file, the channel to the agent",
 }
 """The modules that plugins may import, and the subject of each."""

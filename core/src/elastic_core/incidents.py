@@ -205,6 +205,11 @@ def describe_early_exit(consequence: Incident) -> str:
     return f"it had finished when rank {consequence.rank} on {consequence.host} lost a connection ({message})"
 
 
+def describe_limit(max_restarts: int | None) -> str:
+    """Return ``" of 3"``, to follow the number of restarts; '' without a limit."""
+    return "" if max_restarts is None else f" of {max_restarts}"
+
+
 def distance_to_cause(incident: Incident) -> int:
     """Return how far a failure is from the root cause: the smallest of a round's failures is reported.
 

@@ -21,12 +21,12 @@ from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.errors import ResourceError
 from elastic_core.events import Event
 from elastic_core.host.identity import installed_versions
+from elastic_core.host.processes import descendants
 from elastic_core.monitors import MonitorCallbacks
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.node_events import AnswerFound, FindAnswer, Stop
 from elastic_core.protocol.roster import Answer, NodeInfo
 from elastic_core.protocol.settings import Versions
-from elastic_core.warden.linux import descendants
 
 
 def config(**settings: Any) -> RunConfig:

@@ -24,12 +24,13 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import PluginError
 from elastic_core.hookspecs import hookimpl
+from elastic_core.host import processes
+from elastic_core.host.processes import descendants, keep_a_spare
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol.entries import Member, Round
-from elastic_core.warden import linux
 from elastic_core.warden.channel import Channel
 from elastic_core.warden.client import Warden
-from elastic_core.warden.linux import descendants, keep_a_spare, kill
+from elastic_core.warden.linux import kill
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def test_a_process_is_found_and_killed_with_the_spare_descriptor(left: int) -> N
 
 
 def test_without_any_descriptor_nobody_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linux, "_spares", [])
+    monkeypatch.setattr(processes, "_spares", [])
     with subprocess.Popen(["sleep", "1000"]) as process:
         [found] = [one for one in descendants(os.getpid()) if one[0] == process.pid]
         with free_descriptors(0), pytest.raises(OSError, match="Too many open files"):

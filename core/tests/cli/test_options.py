@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from elastic_core.cli.commands import Elastic, run
 from elastic_core.cli.option import FlagOption
 from elastic_core.cli.run import RunCommand
-from elastic_core.cli.settle import FLAGS, Flags
 from elastic_core.config.flag import Flag
 from elastic_core.config.parse import NodeRange, OnNodeLoss, Stream, StreamMap
+from elastic_core.config.run import FLAGS, Flags
 from elastic_core.errors import UsageError, how_to_install
 from elastic_core.exit_codes import ExitCode
 from elastic_core.plugins.entry_points import Catalogue, Group

@@ -16,10 +16,9 @@ import elastic_core.agent
 from elastic_core.agent.report import Ending
 from elastic_core.cli import run, settle
 from elastic_core.cli.run import RunCommand
-from elastic_core.cli.settle import FLAGS, Flags
 from elastic_core.config.parse import NodeRange, OnNodeLoss, Stream, StreamMap
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import RunConfig, Timing
+from elastic_core.config.run import FLAGS, Flags, RunConfig, Timing
 from elastic_core.errors import PluginError, RendezvousConnectionError, UsageError
 from elastic_core.events import Event, Level
 from elastic_core.plugins.local_backend import elastic_rendezvous_options

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from elastic_core.cli.run import RunCommand, with_defaults
-from elastic_core.cli.settle import Flags
 from elastic_core.config.parse import NodeRange
+from elastic_core.config.run import Flags
 from elastic_core.errors import PluginError, UsageError, how_to_install
 from elastic_core.hookspecs import hookimpl
 from elastic_core.plugins.entry_points import Catalogue, Group, InstalledPlugin

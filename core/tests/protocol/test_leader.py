@@ -122,6 +122,7 @@ class TestForming:
         assert [node.node_id for node in sort_by_rank(nodes, ("a", "b"))] == ["b", "a", "g", "d", "c", "e"], (
             "they stay first, as they are"
         )
+        assert [node.node_id for node in sort_by_rank(nodes, ("c", "d"))][:2] == ["c", "d"], "also against their orders"
         numbered = [*nodes, seen("f", node=replace(info("f"), node_rank=0, order="s9"))]
         assert sort_by_rank(numbered)[0].node_id == "f"
 

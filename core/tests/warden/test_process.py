@@ -13,9 +13,9 @@ from contextlib import closing
 
 import pytest
 
+from elastic_core.host.processes import Process, running_process
 from elastic_core.warden import process
 from elastic_core.warden.channel import Channel
-from elastic_core.warden.linux import Process, running_process
 from elastic_core.warden.process import WardenProcess
 from elastic_core.warden.spawn import Child, Kind
 from elastic_core.warden.stop import STUCK_AFTER_SECONDS

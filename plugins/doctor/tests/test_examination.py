@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from elastic_core.cli.settle import Flags
+from elastic_core.config.run import Flags
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.exit_codes import ExitCode
 from elastic_core.rendezvous.options import RendezvousOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.cli.settle import Flags
+from elastic_core.config.run import Flags
 from elastic_core.errors import RendezvousStateError
 from elastic_core.exit_codes import ExitCode
 from elastic_doctor import runner

@@ -10,7 +10,7 @@ import sys
 import pytest
 from wardens import wait_until
 
-from elastic_core.warden import run_nanoseconds
+from elastic_core.host import run_nanoseconds
 from elastic_hangs.watch import bytes_written, thread_nanoseconds, uses_of
 
 BUSY = """

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from elastic_core.exit_codes import STACK_REQUESTS
-from elastic_core.warden import catches
+from elastic_core.host import catches
 from elastic_core.warden.spawn import STAGE, prepare_worker
 from elastic_hangs.monitor import HangMonitor
 from elastic_hangs.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING

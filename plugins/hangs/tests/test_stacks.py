@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core.warden.linux import descendants
+from elastic_core.host.processes import descendants
 from elastic_core.warden.spawn import prepare_worker
 from elastic_hangs import stack_dump, stacks
 from elastic_hangs.stack_dump import SIGNAL, SIGNAL_ALL, SIGNAL_RUNNING

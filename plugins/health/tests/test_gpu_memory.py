@@ -20,7 +20,7 @@ import pytest
 
 from elastic_core.events import Event
 from elastic_core.gates import StartGate
-from elastic_core.warden.linux import state_of
+from elastic_core.host.processes import state_of
 from elastic_devices import visible
 from elastic_devices.inventory import Device, Machine
 from elastic_health import gpu_memory, plugin as health_plugin

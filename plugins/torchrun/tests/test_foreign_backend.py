@@ -30,12 +30,12 @@ from elastic_core.errors import RendezvousClosedError, RendezvousError, Rendezvo
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.hookspecs import hookimpl
+from elastic_core.host.processes import descendants
 from elastic_core.incidents import Action, Incident, Verdict
 from elastic_core.monitors import RunningRound
 from elastic_core.plugins.manager import Plugins, core_plugins
 from elastic_core.protocol import Closed
 from elastic_core.questions import AskedQuestion, NodeAnswer
-from elastic_core.warden.linux import descendants
 from elastic_torchrun.errors import HandlerError
 from elastic_torchrun.foreign import backend as foreign_backend
 from elastic_torchrun.foreign.exchange import Card

@@ -23,8 +23,8 @@ from elastic_core.config.program import Program, ProgramKind
 from elastic_core.config.run import RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.events import Event
+from elastic_core.host.processes import running_process, state_of
 from elastic_core.monitors import Assignment, RankFailed, RunningRound, WorkerView
-from elastic_core.warden.linux import running_process, state_of
 from elastic_torchrun.timers import TIMERS_MAX, Timer, Timers, Watchdog, kernel_limit, parse_timer, pipe_path
 
 NOW, TIME_OF_DAY = 100.0, 5000.0

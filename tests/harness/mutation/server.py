@@ -29,7 +29,7 @@ from mutation.trial import function_of, install, noticed_by_plans
 
 QUICK = 1.0
 """Seconds that a test may take while its calls are noted. Slower tests start processes or wait; few of them decide."""
-PATIENCE = 60.0
+PATIENCE = 20.0
 """Seconds for one test or plan, after which the mutant hangs."""
 MEMORY = 8 << 30
 """Bytes of address space, beyond which the mutant fails."""
@@ -79,7 +79,7 @@ class Server:
         print(f"\n{len(quick)} of {len(session.items)} tests come to what is mutated ({took:.0f} s)", flush=True)
         gc.freeze()
         waiting = iter(self.trials)
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # epoll would report a closed line of which a fork has a copy
             while True:
                 while len(selector.get_map()) < self.jobs and (trial := next(waiting, None)) is not None:
                     line, running = self._fork(*trial)

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from elastic_core.config.run import describe_limit
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import ExitCode, describe_exit
 from elastic_core.gates import RunSummary
-from elastic_core.incidents import PEER_LOST, Failure, Incident, IncidentKind
+from elastic_core.incidents import PEER_LOST, Failure, Incident, IncidentKind, describe_limit
 from elastic_core.plugins.manager import Plugins
 from elastic_core.protocol.entries import Closed, Entry, Halt, HaltReason, Plan, Resume, Round, StopAt
 from elastic_core.protocol.ledger import Ledger, advance

@@ -21,6 +21,7 @@ from elastic_core.agent.workers import WorkerGroup
 from elastic_core.config.run import SIGNALS, RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
+from elastic_core.host.processes import run_nanoseconds
 from elastic_core.incidents import Incident
 from elastic_core.monitors import MonitorCallbacks
 from elastic_core.plugins.manager import Plugins
@@ -30,7 +31,6 @@ from elastic_core.protocol.roster import Answer, NodeInfo, Slots
 from elastic_core.session.join import FormerNode
 from elastic_core.threads import keep_spare_thread
 from elastic_core.warden.client import CLOSING, Warden
-from elastic_core.warden.linux import run_nanoseconds
 from elastic_core.warden.messages import WardenEvent
 
 HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running

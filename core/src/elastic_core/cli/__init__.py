@@ -16,7 +16,7 @@ NAMES = {
     "cli.interrupt": "end_at_once raise_again",
     "cli.option": "FlagCommand FlagOption",
     "cli.run": "RunCommand warn",
-    "cli.settle": "FLAGS Flags configure meeting_place outline plugins_named without_effect",
+    "cli.settle": "configure meeting_place outline plugins_named without_effect",
 }
 
 __getattr__ = names_of(__name__, NAMES)

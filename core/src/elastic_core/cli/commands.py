@@ -169,7 +169,7 @@ def _in_our_words(exc: click.ClickException) -> tuple[str, str]:
         known = [spelling for param in context.command.get_params(context) for spelling in param.opts]
         if isinstance(context.command, click.Group):
             from elastic_core.cli.option import candidates
-            from elastic_core.cli.settle import FLAGS
+            from elastic_core.config.run import FLAGS
             from elastic_core.distributions import brought
 
             if candidates(exc.option_name.lstrip("-"), {*(flag.name for flag in FLAGS), *brought("flags")}):

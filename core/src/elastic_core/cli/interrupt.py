@@ -12,12 +12,7 @@ from __future__ import annotations
 import os
 import signal
 
-TYPE_CHECKING = False  # typing's, which takes a while to import
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
 _PYTHONS = signal.default_int_handler
-_FIRST_PID = 1
 _REQUESTS_TO_END = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -29,12 +24,12 @@ def end_at_once() -> None:
     """
     if signal.getsignal(signal.SIGINT) is _PYTHONS:
         signal.signal(signal.SIGINT, _end)
-    for signum in _REQUESTS_TO_END if os.getpid() == _FIRST_PID else ():
+    for signum in _REQUESTS_TO_END if os.getpid() == 1 else ():
         if signal.getsignal(signum) is signal.SIG_DFL:
             signal.signal(signum, _end)
 
 
-def discard_again(*, but: Collection[int] = ()) -> None:
+def discard_again(*, but: tuple[int, ...] = ()) -> None:
     """Have the kernel discard SIGTERM and SIGHUP in the first process of a container, except for those in ``but``.
 
     Once the run is over they would replace the exit code of the job and cut off its last reports.

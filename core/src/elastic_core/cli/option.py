@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
@@ -31,6 +31,16 @@ def candidates(token: str, names: Collection[str]) -> list[str]:
     if name in names:
         return [name]
     return sorted(full for full in names if full.startswith(name)) if len(name) > 1 else []
+
+
+def arrange(flags: Iterable[Flag[Any]], more: Iterable[Flag[Any]] = ()) -> list[Flag[Any]]:
+    """Return all flags in the order of the help: ``more`` behind the flags that they name, or behind their sections."""
+    found = [*flags]
+    for each in more:
+        behind = [number for number, other in enumerate(found) if other.name == each.after]
+        behind = behind or [number for number, other in enumerate(found) if other.section == each.section]
+        found.insert(behind[-1] + 1 if behind else len(found), each)
+    return found
 
 
 class FlagCommand(click.Command):

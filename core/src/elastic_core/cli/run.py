@@ -18,10 +18,11 @@ import click
 from click.core import ParameterSource
 
 from elastic_core.cli import interrupt
-from elastic_core.cli.option import ORIGINS, FlagCommand, FlagOption, candidates
-from elastic_core.cli.settle import FLAGS, Flags, configure, outline, plugins_named
+from elastic_core.cli.option import ORIGINS, FlagCommand, FlagOption, arrange, candidates
+from elastic_core.cli.settle import configure, outline, plugins_named
 from elastic_core.config.environment import FLAG_PREFIX, flag_variable
-from elastic_core.config.flag import Flag, arrange
+from elastic_core.config.flag import Flag
+from elastic_core.config.run import FLAGS, Flags
 from elastic_core.distributions import brought, described, may_bring
 from elastic_core.errors import ElasticError, PluginError, UsageError, did_you_mean, how_to_install
 from elastic_core.exit_codes import ExitCode

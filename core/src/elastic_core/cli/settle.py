@@ -1,24 +1,30 @@
 """Settles a run: turns the values of a command line into one :class:`RunConfig`, or into an error.
 
-The flags from which several settings follow are declared here, as fields of :class:`Flags`; all others are fields of
-:class:`~elastic_core.config.run.PlainSettings`. CONTRIBUTING.md lists what else a new flag needs.
+The flags are declared in ``config.run``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
-from elastic_core.config import parse, rdzv_conf
+from elastic_core.config import rdzv_conf
 from elastic_core.config.environment import PLUGINS_VARIABLE
-from elastic_core.config.flag import JOB, PLUGINS, PROGRAM, RENDEZVOUS, SECTIONS, TORCHRUN, Flag, flags_in
-from elastic_core.config.parse import MOST_WORKERS, NodeRange, names
+from elastic_core.config.parse import MOST_WORKERS, names
 from elastic_core.config.program import find_program
 from elastic_core.config.rdzv_conf import LOCAL, NUMBERED, STATIC
-from elastic_core.config.run import DEFAULT_ID, LINE_PREFIX, MAX_RESTARTS, MONITOR_INTERVAL, PlainSettings, RunConfig
+from elastic_core.config.run import (
+    DEFAULT_ID,
+    LINE_PREFIX,
+    MAX_RESTARTS,
+    MONITOR_INTERVAL,
+    Flags,
+    PlainSettings,
+    RunConfig,
+)
 from elastic_core.distributions import backend_of, brought
 from elastic_core.errors import PluginError, UsageError, did_you_mean, how_to_install
 from elastic_core.events import least_level
@@ -32,95 +38,6 @@ if TYPE_CHECKING:
 CPU = "cpu"  # the word of ``--nproc_per_node`` that needs no plugin
 MASTER_PORT = 29500
 LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # for --pass_local_rank; each worker's start fills in its rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flags(PlainSettings):
-    """The values of one command line, each valid by itself; this module checks them against each other."""
-
-    script: str | None = None
-    arguments: tuple[str, ...] = ()
-    own_limit: bool = False  # whether a plugin's flag limits the restarts, so that --max_restarts has no default
-    nnodes: NodeRange = JOB.flag(
-        "The number of nodes. With a range the job starts with MIN nodes, and grows and shrinks. With sizes such as "
-        "4,6,8 or 2:8:2 it takes the largest size for which enough nodes are there.",
-        ("N|MIN:MAX[:STEP]|N,N,...", parse.node_range, "1"),
-    )
-    standalone: bool = RENDEZVOUS.switch(
-        "A job of one node, which no other can join. --rdzv_endpoint is ignored, and so is a --rdzv_backend "
-        "that cannot start a store of its own."
-    )
-    rdzv_backend: str | None = RENDEZVOUS.flag(
-        "Where the nodes meet; `elastic plugins` lists what is installed.",
-        ("NAME", parse.not_empty),
-        unset="c10d with an endpoint HOST[:PORT], local without one",
-    )
-    rdzv_endpoint: str = RENDEZVOUS.flag(
-        "The address of the backend, in its own form: HOST[:PORT] for c10d, DIRECTORY for file. With port 0, a free "
-        "port, one node runs by itself.",
-        ("ENDPOINT", str, ""),
-    )
-    rdzv_id: str | None = RENDEZVOUS.flag(
-        "The job's id, the same on every node.",
-        ("ID", parse.not_empty),
-        unset="none, or a new one where no other node can join",
-    )
-    rdzv_conf: str = RENDEZVOUS.flag(
-        "Further settings, such as join_timeout=600 (seconds); a key that does not exist is refused, with a list.",
-        ("KEY=VALUE,...", str, ""),
-    )
-    node_rank: int | None = RENDEZVOUS.flag(
-        "This node's rank; only with the static backend, whose nodes are numbered by hand.",
-        ("N", parse.count_from_zero),
-        unset="0",
-    )
-    master_addr: str | None = RENDEZVOUS.flag(
-        "The host of node 0 with the static backend, or of a job of one node (MASTER_ADDR).",
-        ("HOST", parse.address),
-        unset="127.0.0.1",
-    )
-    master_port: int | None = RENDEZVOUS.flag(
-        "The port of its store (MASTER_PORT); 0 is a free one, for one node only.",
-        ("PORT", parse.port),
-        unset="29500 with static, else a free one",
-    )
-    local_addr: str | None = RENDEZVOUS.flag(
-        "The address at which other nodes reach this one.",
-        ("ADDRESS", parse.address),
-        unset="found by the route to the endpoint",
-    )
-    module: bool = PROGRAM.switch("PROGRAM is a module, as with `python -m`.", short="-m")
-    no_python: bool = PROGRAM.switch("PROGRAM is any executable; it is run without Python.")
-    run_path: bool = PROGRAM.switch("Run PROGRAM by runpy.run_path, as torchrun does.")
-    use_env: bool = PROGRAM.switch(
-        "Pass the local rank in LOCAL_RANK alone, or as PROGRAM's first argument --local-rank=N too, "
-        "as `python -m torch.distributed.launch` does.",
-        default="1",
-        off="pass_local_rank",
-    )
-    plugin: tuple[str, ...] = PLUGINS.flag(
-        "Load an installed plugin, besides those of ELASTIC_PLUGINS; may be repeated.",
-        ("NAME", parse.names, ""),
-        repeated=True,
-    )
-    monitor_interval: float | None = TORCHRUN.flag(
-        "How often the agent asks a foreign rendezvous handler for newcomers; it polls nothing else.",
-        ("SECONDS", parse.seconds),
-        unset="0.1",
-    )
-    start_method: str | None = TORCHRUN.flag(
-        "A start method of multiprocessing; workers are no children of the agent.",
-        ("METHOD", parse.start_method),
-    )
-    logs_specs: str | None = TORCHRUN.flag(
-        "A class of torch, which the agent does not import; see --redirects and --tee.", ("NAME", str)
-    )
-
-
-FLAGS: Sequence[Flag[Any]] = sorted(
-    flags_in(Flags) + flags_in(PlainSettings), key=lambda flag: SECTIONS.index(flag.section)
-)
-"""Core's flags, in the order of the help."""
 
 
 def outline(flags: Flags, environ: Mapping[str, str], installed: Callable[[], Catalogue] | None = None) -> RunConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import chain
@@ -106,27 +106,9 @@ class Section(str):
         return self.flag(text, ("", parsers.switch, default), **more)
 
 
-JOB, RENDEZVOUS, PROGRAM = Section("Job size"), Section("Rendezvous"), Section("Program")
-FAILURE, OUTPUT = Section("Failure"), Section("Output")
-PROGRESS, PLUGINS = Section("Progress"), Section("Plugins")
-TORCHRUN = Section("Taken from torchrun's command lines, without effect here")
-SECTIONS = (JOB, RENDEZVOUS, PROGRAM, FAILURE, OUTPUT, PROGRESS, PLUGINS, TORCHRUN)
-"""The headings of the help, in its order."""
-
-
 def flags_in(record: type) -> list[Flag[Any]]:
     """Return the flags that the fields of a dataclass declare, without those of its base class."""
     declared = [item for item in fields(record) if item.name in record.__annotations__ and "flag" in item.metadata]
     for item in declared:
         item.metadata["flag"].name = item.name
     return [item.metadata["flag"] for item in declared]
-
-
-def arrange(flags: Iterable[Flag[Any]], more: Iterable[Flag[Any]] = ()) -> list[Flag[Any]]:
-    """Return all flags in the order of the help: ``more`` behind the flags that they name, or behind their sections."""
-    found = [*flags]
-    for each in more:
-        behind = [number for number, other in enumerate(found) if other.name == each.after]
-        behind = behind or [number for number, other in enumerate(found) if other.section == each.section]
-        found.insert(behind[-1] + 1 if behind else len(found), each)
-    return found

@@ -1,4 +1,4 @@
-"""The configuration of a run: one frozen record, made by the CLI or the Python API and passed down unchanged."""
+"""The flags of core, and the configuration of a run: a frozen record, made by the CLI or the Python API."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_core.config import parse
-from elastic_core.config.flag import FAILURE, JOB, OUTPUT, PLUGINS, PROGRESS, RENDEZVOUS, flags_in
-from elastic_core.config.parse import OnNodeLoss, StreamMap
+from elastic_core.config.flag import Flag, Section, flags_in
+from elastic_core.config.parse import NodeRange, OnNodeLoss, StreamMap
 from elastic_core.config.program import Program
 from elastic_core.errors import UsageError
 from elastic_core.events import Level
 from elastic_core.rendezvous.options import check_node_limit
 
 if TYPE_CHECKING:
-    from elastic_core.config.flag import Flag
     from elastic_core.rendezvous.job_token import JobToken
 
 T = TypeVar("T")
@@ -30,10 +29,11 @@ MONITOR_INTERVAL = 0.1
 EXIT_BARRIER = 300.0
 LINE_PREFIX = "[rank${rank}]:"
 
-
-def describe_limit(max_restarts: int | None) -> str:
-    """Return ``" of 3"``; '' without a limit."""
-    return "" if max_restarts is None else f" of {max_restarts}"
+JOB, RENDEZVOUS, PROGRAM = Section("Job size"), Section("Rendezvous"), Section("Program")
+FAILURE, OUTPUT, PROGRESS, PLUGINS = Section("Failure"), Section("Output"), Section("Progress"), Section("Plugins")
+TORCHRUN = Section("Taken from torchrun's command lines, without effect here")
+SECTIONS = (JOB, RENDEZVOUS, PROGRAM, FAILURE, OUTPUT, PROGRESS, PLUGINS, TORCHRUN)
+"""The headings of the help, in its order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +153,93 @@ class PlainSettings:
         """Return the value of a plugin's flag."""
         value: T = self.settings.get(flag.name, flag.value)
         return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags(PlainSettings):
+    """The values of one command line, each valid by itself; ``cli.settle`` checks them against each other."""
+
+    script: str | None = None
+    arguments: tuple[str, ...] = ()
+    own_limit: bool = False  # whether a plugin's flag limits the restarts, so that --max_restarts has no default
+    nnodes: NodeRange = JOB.flag(
+        "The number of nodes. With a range the job starts with MIN nodes, and grows and shrinks. With sizes such as "
+        "4,6,8 or 2:8:2 it takes the largest size for which enough nodes are there.",
+        ("N|MIN:MAX[:STEP]|N,N,...", parse.node_range, "1"),
+    )
+    standalone: bool = RENDEZVOUS.switch(
+        "A job of one node, which no other can join. --rdzv_endpoint is ignored, and so is a --rdzv_backend "
+        "that cannot start a store of its own."
+    )
+    rdzv_backend: str | None = RENDEZVOUS.flag(
+        "Where the nodes meet; `elastic plugins` lists what is installed.",
+        ("NAME", parse.not_empty),
+        unset="c10d with an endpoint HOST[:PORT], local without one",
+    )
+    rdzv_endpoint: str = RENDEZVOUS.flag(
+        "The address of the backend, in its own form: HOST[:PORT] for c10d, DIRECTORY for file. With port 0, a free "
+        "port, one node runs by itself.",
+        ("ENDPOINT", str, ""),
+    )
+    rdzv_id: str | None = RENDEZVOUS.flag(
+        "The job's id, the same on every node.",
+        ("ID", parse.not_empty),
+        unset="none, or a new one where no other node can join",
+    )
+    rdzv_conf: str = RENDEZVOUS.flag(
+        "Further settings, such as join_timeout=600 (seconds); a key that does not exist is refused, with a list.",
+        ("KEY=VALUE,...", str, ""),
+    )
+    node_rank: int | None = RENDEZVOUS.flag(
+        "This node's rank; only with the static backend, whose nodes are numbered by hand.",
+        ("N", parse.count_from_zero),
+        unset="0",
+    )
+    master_addr: str | None = RENDEZVOUS.flag(
+        "The host of node 0 with the static backend, or of a job of one node (MASTER_ADDR).",
+        ("HOST", parse.address),
+        unset="127.0.0.1",
+    )
+    master_port: int | None = RENDEZVOUS.flag(
+        "The port of its store (MASTER_PORT); 0 is a free one, for one node only.",
+        ("PORT", parse.port),
+        unset="29500 with static, else a free one",
+    )
+    local_addr: str | None = RENDEZVOUS.flag(
+        "The address at which other nodes reach this one.",
+        ("ADDRESS", parse.address),
+        unset="found by the route to the endpoint",
+    )
+    module: bool = PROGRAM.switch("PROGRAM is a module, as with `python -m`.", short="-m")
+    no_python: bool = PROGRAM.switch("PROGRAM is any executable; it is run without Python.")
+    run_path: bool = PROGRAM.switch("Run PROGRAM by runpy.run_path, as torchrun does.")
+    use_env: bool = PROGRAM.switch(
+        "Pass the local rank in LOCAL_RANK alone, or as PROGRAM's first argument --local-rank=N too, "
+        "as `python -m torch.distributed.launch` does.",
+        default="1",
+        off="pass_local_rank",
+    )
+    plugin: tuple[str, ...] = PLUGINS.flag(
+        "Load an installed plugin, besides those of ELASTIC_PLUGINS; may be repeated.",
+        ("NAME", parse.names, ""),
+        repeated=True,
+    )
+    monitor_interval: float | None = TORCHRUN.flag(
+        "How often the agent asks a foreign rendezvous handler for newcomers; it polls nothing else.",
+        ("SECONDS", parse.seconds),
+        unset="0.1",
+    )
+    start_method: str | None = TORCHRUN.flag(
+        "A start method of multiprocessing; workers are no children of the agent.",
+        ("METHOD", parse.start_method),
+    )
+    logs_specs: str | None = TORCHRUN.flag(
+        "A class of torch, which the agent does not import; see --redirects and --tee.", ("NAME", str)
+    )
+
+
+FLAGS = sorted(flags_in(Flags) + flags_in(PlainSettings), key=lambda flag: SECTIONS.index(flag.section))
+"""Core's flags, in the order of the help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

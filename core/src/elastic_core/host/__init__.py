@@ -4,7 +4,7 @@ General layout:
 
 * ``identity``: the names of the host and of its boot, and the versions that must match between nodes. ``addresses``:
   where other nodes reach it, and a port that is reserved for the workers' store.
-* ``own_process``: what ``ps`` shows of it, and its allocator. ``terminal``: makes foreign text safe to print.
+* ``processes``: those that run on it. ``own_process``: this one. ``terminal``: makes foreign text safe to print.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ NAMES = {
     "host.addresses": "ANY_FORM HeldPort LOOPBACK advertised_address endpoint_host parts says_loopback",
     "host.identity": "boot_id host_name installed_versions",
     "host.own_process": "Title overwrite without_passwords",
+    "host.processes": "Process all_pids catches descendants read_proc run_nanoseconds running_process stat_fields "
+    "state_of waits_in",
     "host.terminal": "GREEN Paint RED YELLOW has_colours painter plain printable",
 }
 

@@ -1,13 +1,13 @@
 """The warden: a process that is the parent of all workers of a node, and kills every process that they have started.
 
-The process stays small. It may import the standard library, ``exit_codes``, ``worker.channel``, and the modules below
-except ``client`` and ``messages``; a test holds the list.
+The process stays small. It may import the standard library, ``exit_codes``, ``host.processes``, ``worker.channel``, and
+the modules below except ``client`` and ``messages``; a test holds the list.
 
 General layout:
 
 * ``process``: the process itself. ``spawn`` forks and execs a child, and has a Python program import our
   ``sitecustomize`` first. ``stop`` is the state of a stop in progress and knows the processes that outlive their
-  workers, ``starter`` starts the starter and requests forks, and ``linux`` finds and kills processes. ``service``: the
+  workers, ``starter`` starts the starter and requests forks, and ``linux`` signals processes. ``service``: the
   program of a service that starts fresh.
 * ``client``: the agent's side: starts the process, sends requests and receives events.
 * ``channel``: messages and descriptors over a socket, for both sides. ``messages``: the classes of the events.
@@ -20,9 +20,8 @@ from elastic_core import names_of
 NAMES = {
     "warden.channel": "Channel Message close_all",
     "warden.client": "CLOSING SpawnRequest Warden",
-    "warden.linux": "Process all_pids become_subreaper catches descendants die_once_adopted die_with_parent "
-    "ignore_requests_to_end kill read_proc run_nanoseconds running_process signal_group stat_fields state_of "
-    "subreaping waits_in",
+    "warden.linux": "become_subreaper die_once_adopted die_with_parent ignore_requests_to_end kill signal_group "
+    "subreaping",
     "warden.messages": "Exited SpawnFailed Spawned StopCompleted Stuck WardenDied WardenEvent",
     "warden.spawn": "take_descriptors volunteer_for_oom",
 }

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic_core.config.environment import inheritable
 from elastic_core.errors import ResourceError
+from elastic_core.host.processes import descendants, session_of
 from elastic_core.warden.channel import Channel, Message
-from elastic_core.warden.linux import descendants, kill, session_of
+from elastic_core.warden.linux import kill
 
 if TYPE_CHECKING:
     from elastic_core.errors import PluginError

@@ -20,21 +20,15 @@ import time
 from collections.abc import Collection, Sequence
 from signal import SIGKILL
 
+from elastic_core.host.processes import Process, catches, children, descendants, name_of, session_of, waits_in
 from elastic_core.warden.channel import Channel, Message, close_all
 from elastic_core.warden.linux import (
     REQUESTS_TO_END,
-    Process,
     become_subreaper,
-    catches,
-    children,
-    descendants,
     ignore_requests_to_end,
     kill,
-    name_of,
     open_standard_streams,
-    session_of,
     signal_group,
-    waits_in,
 )
 from elastic_core.warden.spawn import Child, Kind, start
 from elastic_core.warden.starter import FORK_MAX_SECONDS, FORK_MAX_SECONDS_WHILE_STOPPING, StarterClient

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Collection, Iterable
 
-from elastic_core.warden.linux import Process, read_proc, session_of
+from elastic_core.host.processes import Process, read_proc, session_of
 
 STUCK_AFTER_SECONDS = 15.0  # seconds after SIGKILL after which a process that still exists is reported (rule L3)
 NOTICES = signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli import FLAGS, FlagCommand, FlagOption, Flags, meeting_place, plugins_named, warn, without_effect
-from elastic_core.config import NUMBERED, check_nodes, parse_conf
+from elastic_core.cli import FlagCommand, FlagOption, meeting_place, plugins_named, warn, without_effect
+from elastic_core.config import FLAGS, NUMBERED, Flags, check_nodes, parse_conf
 from elastic_core.config.parse import NodeRange
 from elastic_core.exit_codes import signalled
 from elastic_core.host import has_colours

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from elastic_core.config import DEFAULT_ID
 from elastic_core.errors import RendezvousTimeoutError, UsageError
+from elastic_core.host import running_process
 from elastic_core.protocol import Answers, Ask, decode
 from elastic_core.rendezvous import Cursor, RendezvousBackend
 from elastic_core.session import peek, readable
-from elastic_core.warden import running_process
 from elastic_hangs.judgement import FULL_STACKS, STACKS, LocalStacks, Report, describe_hang, report_alone
 from elastic_hangs.stacks import LocalRank, PySpy, Wanted, locate
 from elastic_operate.job_request import requested, running_job

@@ -26,9 +26,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from elastic_causes.frames import Frame, parse_frames
+from elastic_core.host import catches, run_nanoseconds, state_of, waits_in
 from elastic_core.monitors import WorkerView
 from elastic_core.protocol import clip
-from elastic_core.warden import catches, run_nanoseconds, state_of, waits_in
 from elastic_hangs.judgement import (
     FINISHED,
     FULL_STACKS_BYTES,

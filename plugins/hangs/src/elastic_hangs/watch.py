@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 
+from elastic_core.host import all_pids, read_proc, stat_fields, waits_in
 from elastic_core.monitors import RunningRound, WorkerView
-from elastic_core.warden import all_pids, read_proc, stat_fields, waits_in
 
 LEAST_WINDOW_SECONDS = 300.0  # without progress, where the user sets no window
 STEPS_PER_WINDOW = 10.0  # a window is at least this many times the longest step

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from elastic_core.warden import Process, descendants, running_process, state_of
+from elastic_core.host import Process, descendants, running_process, state_of
 from elastic_devices.inventory import Device, Machine, amd, nvidia
 from elastic_devices.visible import gpus as visible_gpus, select
 from elastic_health.sizes import format_size

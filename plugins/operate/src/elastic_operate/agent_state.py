@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterable, Iterator
 
 from elastic_core import AgentState
-from elastic_core.config import RunConfig, describe_limit
+from elastic_core.config import RunConfig
 from elastic_core.errors import without_passwords
 from elastic_core.exit_codes import describe_exit
 from elastic_core.host import printable
+from elastic_core.incidents import describe_limit
 from elastic_core.protocol import Ledger, NodeView, Work
 
 SHOWN_NODES = 64  # how many nodes a leader lists

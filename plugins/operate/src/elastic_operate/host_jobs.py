@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from elastic_core.config import describe_limit
 from elastic_core.errors import (
     ElasticError,
     RendezvousConnectionError,
@@ -21,11 +20,11 @@ from elastic_core.errors import (
     UsageError,
 )
 from elastic_core.events import describe_duration
-from elastic_core.host import printable
+from elastic_core.host import printable, state_of
+from elastic_core.incidents import describe_limit
 from elastic_core.protocol import Phase
 from elastic_core.rendezvous import Cursor, RendezvousBackend, RosterRow
 from elastic_core.threads import asked
-from elastic_core.warden import state_of
 from elastic_operate import job_file
 from elastic_operate.job_file import BYTES, JobFile
 from elastic_operate.job_view import JobStatus, WorkerStatus, look

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any
 from elastic_core.config import RunConfig
 from elastic_core.errors import ElasticError, without_passwords
 from elastic_core.events import Event, Level
-from elastic_core.host import boot_id
+from elastic_core.host import boot_id, running_process
 from elastic_core.monitors import RunningRound
 from elastic_core.protocol import reader, writer
 from elastic_core.rendezvous import Cursor, RendezvousBackend
-from elastic_core.warden import running_process
 
 if TYPE_CHECKING:
     from elastic_operate.plugin import Course

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_core.cli import FLAGS, FlagOption, Flags, meeting_place, plugins_named
-from elastic_core.config import DEFAULT_ID, LOCAL
+from elastic_core.cli import FlagOption, meeting_place, plugins_named
+from elastic_core.config import DEFAULT_ID, FLAGS, LOCAL, Flags
 from elastic_core.config.parse import NodeRange
 from elastic_core.errors import UsageError
 from elastic_core.rendezvous import RendezvousBackend

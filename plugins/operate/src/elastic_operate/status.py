@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elastic_core.cli import FlagCommand
-from elastic_core.config import describe_limit
 from elastic_core.errors import RendezvousConnectionError, UsageError
 from elastic_core.events import describe_duration
 from elastic_core.exit_codes import ExitCode, describe_exit
 from elastic_core.host import GREEN, RED, YELLOW, Paint, painter, plain, printable
+from elastic_core.incidents import describe_limit
 from elastic_operate.job_store import STORE_FLAGS, NoStoreError, is_store_named, open_store
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastic_core.cli import FLAGS, warn
+from elastic_core.cli import warn
 from elastic_core.config import (
     DEFAULT_ID,
+    FLAGS,
     LINE_PREFIX,
     LOCAL,
     MAX_RESTARTS,
@@ -187,7 +188,6 @@ def configure(config: LaunchConfig) -> RunConfig:
     for warning in conf.without_effect:
         warn(warning)
     _warn_of_no_effect(config)
-    alone = backend == LOCAL
     limit = _FLAGS["max_restarts"].accept(config.max_restarts)
     return RunConfig(
         **{
@@ -200,7 +200,7 @@ def configure(config: LaunchConfig) -> RunConfig:
             "max_restarts": None if unlimited and limit == MAX_RESTARTS else limit,
             "rdzv_backend": backend,
             "rdzv_endpoint": endpoint,
-            "rdzv_id": config.run_id or (os.urandom(4).hex() if alone else DEFAULT_ID),
+            "rdzv_id": config.run_id or (os.urandom(4).hex() if backend == LOCAL else DEFAULT_ID),
             "rdzv_conf": conf.backend,
             "job_token": read_token(os.environ, conf.token_file),
             "timing": conf.timing,

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from elastic_core.cli import Flags, RunCommand, configure, outline, plugins_named, warn
+from elastic_core.cli import RunCommand, configure, outline, plugins_named, warn
+from elastic_core.config import Flags, RunConfig
 from elastic_core.errors import ElasticError, PluginError, UsageError
 from elastic_torchrun.startup import API, LAUNCHER, VARIABLE
 
 if TYPE_CHECKING:
-    from elastic_core.config import RunConfig
     from elastic_core.rendezvous import RendezvousOptions
 
 T = TypeVar("T")

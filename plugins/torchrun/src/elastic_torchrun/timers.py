@@ -25,9 +25,9 @@ from elastic_core.config import Program, RunConfig
 from elastic_core.errors import UsageError
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name
+from elastic_core.host import Process, descendants, running_process, state_of, waits_in
 from elastic_core.monitors import RunningRound
 from elastic_core.threads import PatientThread
-from elastic_core.warden import Process, descendants, running_process, state_of, waits_in
 
 ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 PIPE = "TORCHELASTIC_TIMER_FILE"

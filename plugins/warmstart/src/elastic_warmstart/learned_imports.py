@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from elastic_core.exit_codes import describe_exit
-from elastic_core.warden import become_subreaper, descendants, die_with_parent, kill
+from elastic_core.host import descendants
+from elastic_core.warden import become_subreaper, die_with_parent, kill
 from elastic_warmstart.checks import beside_main, find_initialised, open_files, search_path, tasks
 from elastic_warmstart.child import fork
 from elastic_warmstart.libraries import CACHE, WHILE_IMPORTING, objection, without_empty_cache
@@ -84,8 +85,7 @@ class Record:
 
     def _write(self, text: str) -> None:
         line = text.encode(errors="replace") + b"\n"
-        end = self._end + len(line)
-        if end <= SIZE:
+        if (end := self._end + len(line)) <= SIZE:
             self._memory[self._end : end] = line
             self._memory[:_HEADER] = end.to_bytes(_HEADER, "little")
             self._end = end
