@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_core.errors import RendezvousConnectionError
 from elastic_core.incidents import Incident
-from elastic_core.protocol.entries import Entry, Leader, Open, Resume
+from elastic_core.protocol.entries import Closed, Entry, Leader, Open, Resume
 from elastic_core.protocol.roster import NodeInfo, NodeRow, find_gone_nodes
 from elastic_core.rendezvous.backend import RosterRow
 from simulator import data_loss, leaders
@@ -200,7 +200,7 @@ class Proofs:
         """Record vouchers for these nodes, also while a HALT is in effect."""
         self._released |= {agent.node_id for agent in agents}
         replica, entry = self.world.store.master, leaders.newest(self.world)
-        if entry is not None and entry.anchors.halt:
+        if entry is not None and entry.anchors.halt and not isinstance(entry.body, Closed):
             self.expect_end(replica, self.world.checker.histories.written[replica.entries[entry.anchors.halt - 1][0]])
 
     def check_lost(self, entry: Entry, lost: Incident) -> None:

@@ -44,7 +44,7 @@ PUBLIC = {
     "elastic_core": "what most plugins and training scripts need: settings, hooks, gates, errors",
     "elastic_core.agent": "an agent in this process, marks of its directories, and the root cause of a failed job",
     "elastic_core.causes": "the cause of a worker's failure, and what a plugin gets to find it",
-    "elastic_core.cli": "commands: their options, the flags and settings of a run, warnings",
+    "elastic_core.cli": "commands: their options, how a run is settled, warnings",
     "elastic_core.cli.main": "the entry point of ``elastic``",
     "elastic_core.config": "the settings of a run: flags, the program, ``--rdzv_conf``, environment variables",
     "elastic_core.config.parse": "reads the values of flags and settings from text",
@@ -63,7 +63,7 @@ PUBLIC = {
     "elastic_core.session.join": "enters a run, or opens it",
     "elastic_core.starter": "how a plugin brings a process that forks workers",
     "elastic_core.threads": "calls in a thread, with a limit of time",
-    "elastic_core.warden": "the parent of workers: its client, its messages, a starter's side, signals to processes",
+    "elastic_core.warden": "the parent of workers: its client, its messages, a starter's side, signals and subreapers",
     "elastic_core.worker": "inside a worker: graceful stop, error file, the channel to the agent",
 }
 """The modules that plugins may import, and the subject of each."""

@@ -251,7 +251,7 @@ class RunningRound:
 
     def longest_step(self) -> float | None:
         """Return the longest time in seconds between two steps in a row of a worker, in this run; None without any."""
-        return self.progress.longest_interval()
+        return self.progress.longest_step
 
     def follow_answers(self, name: str, take: Callable[[Any], object]) -> None:
         """Have ``take(report)`` called with each report on a question of this name, of any node (rule L14).

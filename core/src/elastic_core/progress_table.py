@@ -72,7 +72,8 @@ class ProgressTable:
         self._checkpoint: tuple[int | None, float] | None = None
         self._newest_checkpoint, self._made_at = -1, now()
         """The greatest step of all checkpoints that were noticed; no checkpoint from before this table is new."""
-        self._longest: float | None = None
+        self.longest_step: float | None = None
+        """The longest time in seconds between two steps of a worker that followed each other, in this run."""
         self.catch_up: Callable[[], None] = lambda: None  # has the monitors of the round read all output that has come
         self._follows = threading.local()
         """In a thread that calls followers, ``on`` is True: what they ask is answered without more reading."""
@@ -121,11 +122,6 @@ class ProgressTable:
         with self._lock:
             return None if self._checkpoint is None else (self._checkpoint[0], self._now() - self._checkpoint[1])
 
-    def longest_interval(self) -> float | None:
-        """Return the longest time in seconds between two steps of a worker that followed each other, in this run."""
-        with self._lock:
-            return self._longest
-
     def observe(self, rank: int, progress: Progress, *, number: int | None = None, at: float | None = None) -> None:
         """Take progress of a worker of round ``number``, by default the current one, that it made at an instant."""
         with self._lock:
@@ -151,6 +147,13 @@ class ProgressTable:
     def _catch_up(self) -> None:
         if not getattr(self._follows, "on", False):  # a reader that reports holds its own lock
             self.catch_up()
+
+    def skip_pause(self, longest_step: float | None) -> None:
+        """Forget the steps that a pause of this process made longer; before it, ``longest_step`` was the longest."""
+        with self._lock:
+            self.longest_step, now = longest_step, self._now()
+            for known in self._round.ranks.values():
+                known.stepped_at = known.stepped_at and now
 
     def notice_checkpoints(self, number: int) -> None:
         """Note that from now on every checkpoint of round ``number`` is noticed (rule L13)."""
@@ -186,7 +189,7 @@ class ProgressTable:
         stepped_at, known.at, known.stepped_at = known.stepped_at, now, now
         if stepped_at is None:
             return False
-        self._longest = max(now - stepped_at, self._longest or 0.0)
+        self.longest_step = max(now - stepped_at, self.longest_step or 0.0)
         return True
 
     def _progress_event(self, rank: int, known: _Rank) -> Event | None:

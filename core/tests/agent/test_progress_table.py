@@ -65,13 +65,29 @@ def test_progress_is_published_every_ten_seconds_with_its_rate() -> None:
 
 def test_the_longest_time_between_two_steps_is_kept_over_rounds() -> None:
     node = Node()
-    assert node.table.longest_interval() is None
+    assert node.table.longest_step is None
     node.reports(step=1, after=1000.0)
     node.reports(step=2, after=3.0)
     node.reports(step=3, after=2.0)
     node.table.begin(2)
     node.reports(step=3, after=1000.0)
-    assert node.table.longest_interval() == 3.0, "what comes before the first step of a round does not count"
+    assert node.table.longest_step == 3.0, "what comes before the first step of a round does not count"
+
+
+@pytest.mark.parametrize("noticed_first", [True, False])
+def test_a_pause_makes_no_step_longer(noticed_first: bool) -> None:
+    """A step may be reported after the pause and before that is noticed."""
+    node = Node()
+    node.reports(step=1)
+    node.reports(step=2, after=3.0)
+    node.time += 10_000.0
+    if not noticed_first:
+        node.reports(step=3, after=0.0)
+    node.table.skip_pause(3.0)
+    node.reports(step=4, after=2.0)
+    assert node.table.longest_step == 3.0
+    node.reports(step=5, after=4.0)
+    assert node.table.longest_step == 4.0
 
 
 def test_the_second_step_of_a_round_is_its_progress() -> None:

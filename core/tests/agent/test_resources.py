@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 
 from elastic_core.agent.directories import MARK, Slot
-from elastic_core.agent.resources import Launch, Resources, WardenWatch, leave_signals, open_resources
+from elastic_core.agent.resources import LEAVE_SIGNALS, Launch, Resources, WardenWatch, leave_signals, open_resources
 from elastic_core.agent.start import begun
 from elastic_core.config.program import Program, ProgramKind
-from elastic_core.config.run import SIGNALS, RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.errors import ResourceError
 from elastic_core.events import Event
 from elastic_core.host.identity import installed_versions
@@ -46,7 +46,7 @@ def made(**settings: Any) -> Iterator[tuple[Resources, list[Event]]]:
 
 
 def dispositions() -> list[Any]:
-    return [signal.getsignal(signum) for signum in SIGNALS]
+    return [signal.getsignal(signum) for signum in LEAVE_SIGNALS]
 
 
 def info() -> NodeInfo:
@@ -99,7 +99,7 @@ def test_the_directory_of_a_program_may_be_removed_for_a_killed_agent_and_stays_
 @pytest.fixture
 def as_under_nohup() -> Iterator[None]:
     """Only SIGHUP is ignored, whatever this process has inherited: a shell's background job ignores others."""
-    before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in SIGNALS}
+    before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in LEAVE_SIGNALS}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     yield
     for signum, handler in before.items():
@@ -108,7 +108,7 @@ def as_under_nohup() -> Iterator[None]:
 
 @pytest.mark.usefixtures("as_under_nohup")
 def test_signals_that_are_ignored_at_the_start_stay_ignored_unless_they_are_named() -> None:
-    assert leave_signals(config()) == set(SIGNALS) - {signal.SIGHUP}
+    assert leave_signals(config()) == set(LEAVE_SIGNALS) - {signal.SIGHUP}
     assert leave_signals(config(signals_to_handle=(signal.SIGHUP,))) == {signal.SIGHUP}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastic_core.host.processes import descendants, name_of, waits_in
+from elastic_core.warden.linux import kill
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 NOBODY = 2**22 + 1
@@ -71,7 +72,7 @@ ctypes.CDLL(None).pthread_exit(None)
         assert process.stdout is not None
         assert process.stdout.read(5) == b"ready"
         assert process.pid in pids(os.getpid())
-        process.kill()
+        assert kill(next(one for one in descendants(os.getpid()) if one[0] == process.pid))
     assert process.returncode == -signal.SIGKILL
 
 

@@ -1,4 +1,4 @@
-"""Real processes: ties between them, and that a signal reaches exactly those that are meant."""
+"""Real processes: subreapers, the death of a parent, and that a signal reaches exactly those that are meant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def found(process: subprocess.Popen[bytes]) -> tuple[int, int]:
     return next(found for found in descendants(os.getpid()) if found[0] == process.pid)
 
 
-# Ties ----------------------------------------------------------------------------------------------------------------
+# Subreapers, and the death of a parent --------------------------------------------------------------------------------
 
 
 def test_a_subreaper_sees_what_escaped_from_its_children() -> None:
@@ -63,6 +63,25 @@ os.kill(os.getpid(), 9)
     with subprocess.Popen([*OURS, script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read() == b""  # the end comes when the child, too, is gone
+
+
+def test_a_process_is_a_subreaper_for_as_long_as_it_says() -> None:
+    script = """
+import ctypes
+from elastic_core.warden.linux import subreaping
+
+def flag():
+    value = ctypes.c_int()
+    ctypes.CDLL(None).prctl(37, ctypes.byref(value), 0, 0, 0)
+    return value.value
+
+before = flag()
+with subreaping():
+    within = flag()
+print(before, within, flag())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "0 1 0\n"
 
 
 # Signals -------------------------------------------------------------------------------------------------------------
@@ -119,22 +138,3 @@ def test_a_child_that_was_reaped_gets_no_signal(sleeper: subprocess.Popen[bytes]
 def test_a_child_that_leads_no_group_yet_gets_the_signal_alone(sleeper: subprocess.Popen[bytes]) -> None:
     signal_group(sleeper.pid, signal.SIGTERM)  # which would end this test, too, if it went to the child's group
     assert sleeper.wait() == -signal.SIGTERM
-
-
-def test_a_process_is_a_subreaper_for_as_long_as_it_says() -> None:
-    script = """
-import ctypes
-from elastic_core.warden.linux import subreaping
-
-def flag():
-    value = ctypes.c_int()
-    ctypes.CDLL(None).prctl(37, ctypes.byref(value), 0, 0, 0)
-    return value.value
-
-before = flag()
-with subreaping():
-    within = flag()
-print(before, within, flag())
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "0 1 0\n"

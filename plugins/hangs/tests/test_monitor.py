@@ -231,6 +231,17 @@ def test_a_rank_that_hangs_is_ended(report: Report, step: int | None, ended: boo
     assert node.posted == ([failed] if ended else [])
 
 
+def test_a_report_from_before_a_pause_of_the_agent_ends_no_rank() -> None:
+    node = Node()
+    node.look(0.0)
+    node.at = 10 * WINDOW
+    node.watched.end(FOUND)
+    assert node.posted == []
+    node.look(11 * WINDOW)
+    node.watched.end(FOUND)
+    assert node.posted[-1] == RankFailed(3, 2, "Hang", "no progress for 300 s; rank 2 is in f", kill=True)
+
+
 def test_newer_steps_of_others_do_not_save_a_rank_that_alone_hangs() -> None:
     node = Node()
     node.progress.observe(2, Progress(step=9))

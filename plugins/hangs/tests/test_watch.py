@@ -78,7 +78,7 @@ def test_the_window_is_ten_steps_at_least(given: float | None, longest: float | 
         pytest.param(290.0, 300.0, 10.0, False, id="the last step is as old as the window, less one step"),
         pytest.param(250.0, 300.0, 30.0, True, id="it may be a slow step"),
         pytest.param(2.7, 3.0, 0.1, False, id="a short window, with two looks"),
-        pytest.param(1.0, 3.0, 9.0, True, id="one step was longer than the window, as over a pause of the machine"),
+        pytest.param(1.0, 3.0, 9.0, True, id="a step was longer than the window, which the user has set"),
         pytest.param(1.2, 3.0, 9.0, False, id="in the first half of a window that is shorter than a step"),
     ],
 )
@@ -291,3 +291,11 @@ class TestWatch:
             self.clock.at = at
             self.progress.observe(0, Progress(step=reached))
         assert watch.window == 600.0
+
+    def test_a_pause_of_the_agent_is_no_long_step(self) -> None:
+        self.watch.given = None
+        for at, reached in ((0.0, 1), (40.0, 2), (45.0, 2), (10_000.0, 3), (10_005.0, 4), (10_050.0, 5)):
+            self.clock.at = at
+            self.progress.observe(0, Progress(step=reached))
+            self.look(at, worker())
+        assert self.watch.window == 450.0

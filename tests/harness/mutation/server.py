@@ -30,7 +30,7 @@ from mutation.trial import function_of, install, noticed_by_plans
 QUICK = 1.0
 """Seconds that a test may take while its calls are noted. Slower tests start processes or wait; few of them decide."""
 PATIENCE = 20.0
-"""Seconds for one test or plan, after which the mutant hangs."""
+"""Seconds for one test or plan, after which the mutant hangs: twenty times what the slowest test took (QUICK)."""
 MEMORY = 8 << 30
 """Bytes of address space, beyond which the mutant fails."""
 
@@ -79,7 +79,7 @@ class Server:
         print(f"\n{len(quick)} of {len(session.items)} tests come to what is mutated ({took:.0f} s)", flush=True)
         gc.freeze()
         waiting = iter(self.trials)
-        with selectors.PollSelector() as selector:  # epoll would report a closed line of which a fork has a copy
+        with selectors.DefaultSelector() as selector:
             while True:
                 while len(selector.get_map()) < self.jobs and (trial := next(waiting, None)) is not None:
                     line, running = self._fork(*trial)
@@ -89,7 +89,8 @@ class Server:
                 selector.select(1.0)
                 for key in list(selector.get_map().values()):
                     if self._is_over(key.fileobj, key.data):  # type: ignore[arg-type]  # what was registered
-                        selector.unregister(key.fileobj)
+                        selector.unregister(key.fileobj)  # before it is closed: a fork may have a copy
+                        key.fileobj.close()  # type: ignore[union-attr]  # what was registered
 
     def _survey(self, items: Sequence[pytest.Item]) -> dict[Function, list[pytest.Item]]:
         """Run all tests once, and see which of those that pass quickly come to which function, the quickest first."""
@@ -154,7 +155,6 @@ class Server:
             case [status, by]:
                 running.result, running.heard_at = (status, by), time.monotonic()
                 return False
-        line.close()
         os.killpg(running.pid, signal.SIGKILL)
         os.waitpid(running.pid, 0)
         shutil.rmtree(running.folder, ignore_errors=True)

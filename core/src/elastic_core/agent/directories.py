@@ -16,6 +16,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from elastic_core.config.run import RunConfig
@@ -50,19 +51,18 @@ class Slot:
         """Take the lowest free slot of ``job``, a text that its agents share; ElasticError if the host gives none."""
         held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         key = hex_digest(job, 32)
-        prefix, number = f"elastic/{os.getuid()}/{key}/", 0
-        while True:
+        prefix = f"elastic/{os.getuid()}/{key}/"
+        for number in count():
             try:
                 held.bind(f"\0{prefix}{number}")
+                break
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     held.close()
                     raise ElasticError(
                         f"This agent could not be numbered among the job's agents on this host: {exc}."
                     ) from exc
-                number += 1
-            else:
-                return cls(number, held, prefix)
+        return cls(number, held, prefix)
 
     def look(self) -> Slots:
         """Return which of the host's other slots are held; the last answer, if too many files are open to look."""

@@ -141,7 +141,7 @@ class Isolation:
         """
         self._known, self._alone = [], False
         if len(current.members) > 1 and current.members[0].node_id == self._node_id:
-            self._look_up(neighbours(current, self._node_id), self._learn)
+            self._look_up(neighbours(current, self._node_id), self._known.extend)
 
     def probe(self, current: Round, post: Callable[[Probed], None]) -> None:
         """Probe the peers after a failure of a round, and post the outcome, from any thread (rule L5). Never blocks."""
@@ -181,9 +181,6 @@ class Isolation:
             aims = targets(current, self._node_id, self._known)
             self._runtime.ask(lambda: self._failed(aims), then=partial(self._note, aims), name="elastic-isolation")
         return self._alone
-
-    def _learn(self, known: list[NodeInfo]) -> None:
-        self._known = known
 
     def _failed(self, aims: Sequence[ProbeTarget]) -> tuple[str, ...] | None:
         """Return the nodes that are not reached; None if no descriptor or thread is left, or an address is invalid."""

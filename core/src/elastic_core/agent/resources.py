@@ -18,7 +18,7 @@ from elastic_core.agent.report import Publish, warden_silent
 from elastic_core.agent.worker import Node
 from elastic_core.agent.worker_channels import Reports
 from elastic_core.agent.workers import WorkerGroup
-from elastic_core.config.run import SIGNALS, RunConfig
+from elastic_core.config.run import RunConfig
 from elastic_core.events import Event, Level
 from elastic_core.exit_codes import ExitCode
 from elastic_core.host.processes import run_nanoseconds
@@ -33,6 +33,7 @@ from elastic_core.threads import keep_spare_thread
 from elastic_core.warden.client import CLOSING, Warden
 from elastic_core.warden.messages import WardenEvent
 
+LEAVE_SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP  # by default, unless they are ignored
 HELPERS_MAX_SECONDS = 5.0  # for what successful workers have left running
 WARDEN_SILENCE_SECONDS, WARDEN_LOOKS = 10.0, 4  # for which a warden may not run, at this many heartbeats at least
 
@@ -205,4 +206,4 @@ def leave_signals(config: RunConfig) -> frozenset[int]:
     """Return the signals on which the node leaves: by default not on ignored ones, such as SIGHUP under ``nohup``."""
     if config.signals_to_handle is not None:
         return frozenset(config.signals_to_handle)
-    return frozenset(signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN)
+    return frozenset(signum for signum in LEAVE_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN)

@@ -1,7 +1,4 @@
-"""Settles a run: turns the values of a command line into one :class:`RunConfig`, or into an error.
-
-The flags are declared in ``config.run``.
-"""
+"""Settles a run: turns the values of a command line into one :class:`RunConfig`, or into an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The flags of core, and the configuration of a run: a frozen record, made by the CLI or the Python API."""
+"""The flags of core, and the configuration of a run, which is passed down unchanged.
+
+``PlainSettings`` has the flags whose values the run has as they are; out of ``Flags``, ``cli.settle`` makes a run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # on which a node leaves by default, unless ignored
 DEFAULT_ID = "none"  # the job id of a run without ``--rdzv_id``, as in torchrun
 MAX_RESTARTS = 3  # failures of workers that a job survives by default
 SHUTDOWN_TIMEOUT = 30.0
@@ -220,9 +222,7 @@ class Flags(PlainSettings):
         off="pass_local_rank",
     )
     plugin: tuple[str, ...] = PLUGINS.flag(
-        "Load an installed plugin, besides those of ELASTIC_PLUGINS; may be repeated.",
-        ("NAME", parse.names, ""),
-        repeated=True,
+        "Load an installed plugin, as ELASTIC_PLUGINS does; may be repeated.", ("NAME", parse.names, ""), repeated=True
     )
     monitor_interval: float | None = TORCHRUN.flag(
         "How often the agent asks a foreign rendezvous handler for newcomers; it polls nothing else.",
@@ -238,7 +238,7 @@ class Flags(PlainSettings):
     )
 
 
-FLAGS = sorted(flags_in(Flags) + flags_in(PlainSettings), key=lambda flag: SECTIONS.index(flag.section))
+FLAGS = tuple(sorted(flags_in(Flags) + flags_in(PlainSettings), key=lambda flag: SECTIONS.index(flag.section)))
 """Core's flags, in the order of the help."""
 
 

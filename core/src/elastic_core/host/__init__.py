@@ -4,7 +4,8 @@ General layout:
 
 * ``identity``: the names of the host and of its boot, and the versions that must match between nodes. ``addresses``:
   where other nodes reach it, and a port that is reserved for the workers' store.
-* ``processes``: those that run on it. ``own_process``: this one. ``terminal``: makes foreign text safe to print.
+* ``processes``: the processes of this machine. ``own_process``: what ``ps`` shows of this one, and its allocator.
+* ``terminal``: makes foreign text safe to print.
 """
 
 from __future__ import annotations

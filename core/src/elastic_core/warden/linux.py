@@ -1,4 +1,4 @@
-"""Ties between processes, and signals to exactly one process or group. Linux only."""
+"""Subreapers, signals at the death of a parent, and signals to exactly one process or group. Linux only."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class WatchedRound:
         self._suspected = 0.0  # for how long a rank has shown no progress, at the last look
         self._asks = False  # whether the report on this node's question is still to come
         self._last: Report | None = None  # the newest report on a suspicion, of any node's
-        self._last_at: float | None = None
+        self._last_at = float("-inf")
         self._last_hang: Report | None = None  # the newest report of a hang
         self._explained = ""  # what a failure would tell of it
 
@@ -136,14 +136,11 @@ class WatchedRound:
                 self._suspected = seconds
                 what = f"for {describe_duration(seconds)}: elastic stacks says where its ranks are" if seconds else ""
                 self._round.note(NOTE, what)
+            due = next_question_at(self._last, self._last_at, seconds)
             if self._asks and not seconds:
                 self._asks = False
                 self._round.ask(HANG, None)
-            elif (
-                seconds
-                and not self._asks
-                and (self._last_at is None or time.monotonic() >= next_question_at(self._last, self._last_at, seconds))
-            ):
+            elif seconds and not self._asks and time.monotonic() >= due:
                 self._asks = True
                 self._round.ask(HANG, {"window": seconds})
 
@@ -179,7 +176,8 @@ class WatchedRound:
 
     def end(self, found: Report) -> None:
         """End the rank for which the others wait, on the node that has it, if nothing has moved at several looks."""
-        if found.looks < LOOKS:
+        self.look()
+        if found.looks < LOOKS or (self._watch is not None and self._watch.was_paused()):
             return
         steps = self._steps()
         newest = max(steps.values(), default=None)

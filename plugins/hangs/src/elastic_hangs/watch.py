@@ -133,7 +133,7 @@ def steps_advance(age: float, window: float, longest_step: float | None) -> bool
 
     If it hangs, that step is as old as the window, less the step in which it began to hang, and two looks. A rank whose
     steps are not known may be suspected before, since its window knows nothing of the longest step. Half a window of
-    that counts at most: one step may have taken hours, while the machine was paused.
+    that counts at most: the user's window may be shorter than a step.
     """
     return age + min(longest_step or 0.0, window / 2) + 2.0 * hang_check_interval(window) < window
 
@@ -232,6 +232,7 @@ class HangWatch:
     """
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float = math.inf
+    _longest_step: float | None = None  # at the last look
     _resumed_at: float = -math.inf
 
     @property
@@ -241,12 +242,14 @@ class HangWatch:
 
     def look(self, workers: Iterable[WorkerView]) -> float:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
-        now, window, newest = self.now(), self.window, self.round.newest_progress()
+        now, window, newest = self.now(), window_seconds(self.given, self._longest_step), self.round.newest_progress()
         elapsed, self._looked_at = now - self._looked_at, now
         if elapsed > max(PAUSE_SHARE * window, PAUSE_LOOKS * hang_check_interval(window)):
             self._resumed_at = now  # the agent saw nothing during the pause, so each silence begins now
+            self.round.progress.skip_pause(self._longest_step)
             self._seen.clear()
             self.quiet.clear()
+        self._longest_step, window = self.round.longest_step(), self.window
         ages = {rank: age for rank, (reached, age) in newest.items() if reached.position is not None}
         stepped = {rank: max(now - age, self._resumed_at) for rank, age in ages.items()}
         signs = {worker.rank: self._signs(worker, now, elapsed, stepped.get(worker.rank)) for worker in workers}
@@ -273,11 +276,14 @@ class HangWatch:
         use = self.quiet.get(pid)
         return use if use is not None and self.now() - use.at >= JUDGED_SHARE * self.window else None
 
+    def was_paused(self) -> bool:
+        """Return True if the agent was paused within the window, so that what it reads may be from before the pause."""
+        return self.now() - self._resumed_at < self.window
+
     def advances(self) -> bool:
         """Return True if a worker here came to a new step lately, or may have, while the agent was paused."""
-        ages = [self.now() - self._resumed_at]
-        ages += [age for reached, age in self.round.newest_progress().values() if reached.position is not None]
-        return steps_advance(min(ages), self.window, self.round.longest_step())
+        ages = [age for reached, age in self.round.newest_progress().values() if reached.position is not None]
+        return steps_advance(min([*ages, self.now() - self._resumed_at]), self.window, self.round.longest_step())
 
     def positions(self) -> dict[int, float | None]:
         """Return how far each rank has come, in whatever is known of it. Any thread may call this."""
@@ -290,8 +296,7 @@ class HangWatch:
 
     def _signs(self, worker: WorkerView, now: float, elapsed: float, stepped_at: float | None) -> Signs:
         rank, pid, tails = worker.rank, worker.pid or 0, worker.tails
-        used = self.cpu(pid)
-        seen = self._seen.get(rank)
+        used, seen = self.cpu(pid), self._seen.get(rank)
         if seen is None or seen.pid != pid:
             seen = self._seen[rank] = _Seen(pid, tails, now, used, now)
         written = self.written(pid) if worker.hides_stdout else 0
