@@ -63,7 +63,6 @@ OTHER_NAMES = {
     "elastic_core": "elastic leader node supervisor",  # the command, and modules to begin with
     "elastic_warmstart": "__main__",  # a module of Python's start
     "warden": "exit_codes sitecustomize",
-    "host": "ps",
     "rendezvous": "protocol session",  # packages beside it
     "worker": "init_process_group",
     "elastic_rdzv_c10d": "c10d",

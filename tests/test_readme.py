@@ -42,7 +42,7 @@ def meaning(line: str) -> str:
     """A line without what differs from run to run: clock, host, numbers, the job's id, and what is in brackets."""
     line = re.sub(r"^\[elastic\] \S+ \S+: ", "[elastic] ", RENDER["plain"](line).strip())
     line = re.sub(r"'[0-9a-f-]+'", "ID", line).replace(" as " + line.rpartition(" as ")[2], "")
-    return re.sub(r"\d[\d.,]*", "0", re.split(r" \(|, but", line)[0])
+    return re.sub(r"\d+(?:[.,]\d+)*", "0", re.split(r" \(|, but", line)[0])
 
 
 @pytest.mark.timeout(300)

@@ -250,7 +250,7 @@ class RunningRound:
         return {} if self.closed.is_set() else self.progress.newest()
 
     def longest_step(self) -> float | None:
-        """Return the longest time in seconds between two steps in a row of a worker, in this run; None without any."""
+        """Return the longest seconds between two steps in a row of a worker, without known pauses; None without any."""
         return self.progress.longest_step
 
     def follow_answers(self, name: str, take: Callable[[Any], object]) -> None:

@@ -73,7 +73,7 @@ class ProgressTable:
         self._newest_checkpoint, self._made_at = -1, now()
         """The greatest step of all checkpoints that were noticed; no checkpoint from before this table is new."""
         self.longest_step: float | None = None
-        """The longest time in seconds between two steps of a worker that followed each other, in this run."""
+        """The longest time in seconds between two steps of a worker in a row, in this run, without known pauses."""
         self.catch_up: Callable[[], None] = lambda: None  # has the monitors of the round read all output that has come
         self._follows = threading.local()
         """In a thread that calls followers, ``on`` is True: what they ask is answered without more reading."""
@@ -90,9 +90,8 @@ class ProgressTable:
     def newest(self) -> Mapping[int, tuple[Progress, float]]:
         """Return the newest progress of each rank that has made any, and how many seconds ago it last moved."""
         self._catch_up()
-        now = self._now()
         with self._lock:
-            ranks = self._round.ranks.items()
+            now, ranks = self._now(), self._round.ranks.items()
             return {rank: (known.progress, now - known.at) for rank, known in ranks if known.at is not None}
 
     def step(self, rank: int) -> tuple[int | None, bool]:
@@ -148,12 +147,13 @@ class ProgressTable:
         if not getattr(self._follows, "on", False):  # a reader that reports holds its own lock
             self.catch_up()
 
-    def skip_pause(self, longest_step: float | None) -> None:
-        """Forget the steps that a pause of this process made longer; before it, ``longest_step`` was the longest."""
+    def skip_pause(self, longest_step: float | None, *, number: int) -> None:
+        """Put back the longest step from before a pause of this process in round ``number``; time all from now on."""
         with self._lock:
-            self.longest_step, now = longest_step, self._now()
-            for known in self._round.ranks.values():
-                known.stepped_at = known.stepped_at and now
+            if number == self._round.number:
+                self.longest_step, now = longest_step, self._now()
+                for known in self._round.ranks.values():
+                    known.stepped_at = None if known.stepped_at is None else now
 
     def notice_checkpoints(self, number: int) -> None:
         """Note that from now on every checkpoint of round ``number`` is noticed (rule L13)."""

@@ -22,9 +22,10 @@ class Bench:
         self.at, self.probed, self.asked, self.reached = 1000.0, list[list[str]](), list[Sequence[str]](), reached
         self.ledger = live("ab", the_settings or settings(min_nodes=1))
         runtime: Any = SimpleNamespace(now=lambda: self.at, ask=self.ask)
-        self.isolation = Isolation(me, self.look_up, runtime, self.find)
+        self.runtime, self.isolation = runtime, Isolation(me, self.look_up, runtime, self.find)
         assert self.ledger.round is not None
-        self.isolation.begin(self.ledger.round)
+        self.round = self.ledger.round
+        self.isolation.begin(self.round)
 
     def ask(self, ask: Any, then: Any, **_: Any) -> None:
         then(ask())
@@ -45,6 +46,18 @@ def test_a_node_that_reaches_nothing_for_five_times_the_limit_may_be_replaced() 
     bench = Bench()
     assert not bench.replaced(29.9)
     assert bench.probed == []
+    assert bench.replaced(30.0)
+    assert bench.probed == [["b"]]
+
+
+def test_an_answer_that_comes_in_a_later_round_tells_nothing_of_that() -> None:
+    bench, answers = Bench(), list[Any]()
+    bench.look_up = lambda ids, answer: answers.append(answer)  # type: ignore[method-assign]
+    bench.isolation = Isolation("a", bench.look_up, bench.runtime, bench.find)
+    for _ in "12":
+        bench.isolation.begin(bench.round)
+    for answer, name in zip(answers, "cb", strict=True):
+        answer([replace(info(name), address="10.0.0.2", port=7)])
     assert bench.replaced(30.0)
     assert bench.probed == [["b"]]
 

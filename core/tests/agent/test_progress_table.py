@@ -83,11 +83,14 @@ def test_a_pause_makes_no_step_longer(noticed_first: bool) -> None:
     node.time += 10_000.0
     if not noticed_first:
         node.reports(step=3, after=0.0)
-    node.table.skip_pause(3.0)
+    node.table.skip_pause(3.0, number=1)
     node.reports(step=4, after=2.0)
     assert node.table.longest_step == 3.0
     node.reports(step=5, after=4.0)
     assert node.table.longest_step == 4.0
+    node.table.begin(2)
+    node.table.skip_pause(3.0, number=1)
+    assert node.table.longest_step == 4.0, "a monitor of a round that is over changes nothing"
 
 
 def test_the_second_step_of_a_round_is_its_progress() -> None:

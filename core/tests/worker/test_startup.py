@@ -60,7 +60,7 @@ def file(tmp_path: Path) -> str:
 
 SEEN = """
 import json, os, sys
-print(json.dumps([sorted(sys.modules), sys.path, dict(os.environ), sorted(sys.path_importer_cache)]))
+print(json.dumps([sorted(sys.modules), sys.path, dict(os.environ), sorted(sys.path_importer_cache)]), flush=True)
 """
 
 

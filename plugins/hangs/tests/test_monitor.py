@@ -231,15 +231,29 @@ def test_a_rank_that_hangs_is_ended(report: Report, step: int | None, ended: boo
     assert node.posted == ([failed] if ended else [])
 
 
-def test_a_report_from_before_a_pause_of_the_agent_ends_no_rank() -> None:
-    node = Node()
-    node.look(0.0)
+def test_a_report_from_before_a_pause_of_the_agent_ends_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node([view(2)])
+    monkeypatch.setattr(time, "monotonic", lambda: node.at)
+    node.watched = WatchedRound(node.round, node.watch, node.find, ends_ranks=True)
+    node.look(0.0, WINDOW)
+    assert node.posted == [ASKS]
     node.at = 10 * WINDOW
-    node.watched.end(FOUND)
-    assert node.posted == []
+    node.watched.take(asdict(FOUND))
     node.look(11 * WINDOW)
+    assert node.posted == [ASKS, ASKS], "all are asked again after a window"
+    node.watched.take(asdict(FOUND))
+    assert node.posted[2:] == [RankFailed(3, 2, "Hang", "no progress for 300 s; rank 2 is in f", kill=True)]
+
+
+@pytest.mark.parametrize(("printed_at", "ended"), [(0.0, True), (0.9, False)])
+def test_a_rank_that_has_printed_lately_is_not_ended(printed_at: float, ended: bool) -> None:
+    """A report may be read late, as after an outage of the store."""
+    node = Node([replace(view(2), tails=(b"",))])
+    node.look(printed_at * WINDOW / 2)
+    node.workers = [replace(view(2), tails=(b"epoch 1",))]
+    node.look(printed_at * WINDOW, WINDOW)
     node.watched.end(FOUND)
-    assert node.posted[-1] == RankFailed(3, 2, "Hang", "no progress for 300 s; rank 2 is in f", kill=True)
+    assert (node.posted[-1:] == [RankFailed(3, 2, "Hang", "no progress for 300 s; rank 2 is in f", kill=True)]) is ended
 
 
 def test_newer_steps_of_others_do_not_save_a_rank_that_alone_hangs() -> None:

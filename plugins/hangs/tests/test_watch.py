@@ -292,9 +292,11 @@ class TestWatch:
             self.progress.observe(0, Progress(step=reached))
         assert watch.window == 600.0
 
-    def test_a_pause_of_the_agent_is_no_long_step(self) -> None:
+    @pytest.mark.parametrize("pause", [140.0, 10_000.0], ids=["less than half a window", "hours"])
+    def test_a_pause_of_the_agent_is_no_long_step(self, pause: float) -> None:
         self.watch.given = None
-        for at, reached in ((0.0, 1), (40.0, 2), (45.0, 2), (10_000.0, 3), (10_005.0, 4), (10_050.0, 5)):
+        after = 45.0 + pause
+        for at, reached in ((0.0, 1), (40.0, 2), (45.0, 2), (after, 3), (after + 5.0, 4), (after + 50.0, 5)):
             self.clock.at = at
             self.progress.observe(0, Progress(step=reached))
             self.look(at, worker())

@@ -30,7 +30,7 @@ from mutation.trial import function_of, install, noticed_by_plans
 QUICK = 1.0
 """Seconds that a test may take while its calls are noted. Slower tests start processes or wait; few of them decide."""
 PATIENCE = 20.0
-"""Seconds for one test or plan, after which the mutant hangs: twenty times what the slowest test took (QUICK)."""
+"""Seconds for one test or plan, after which the mutant hangs: twenty times QUICK; a plan takes far less."""
 MEMORY = 8 << 30
 """Bytes of address space, beyond which the mutant fails."""
 

@@ -222,7 +222,7 @@ class Flags(PlainSettings):
         off="pass_local_rank",
     )
     plugin: tuple[str, ...] = PLUGINS.flag(
-        "Load an installed plugin, as ELASTIC_PLUGINS does; may be repeated.", ("NAME", parse.names, ""), repeated=True
+        "Load a plugin, besides those of ELASTIC_PLUGINS; may be repeated.", ("NAME", parse.names, ""), repeated=True
     )
     monitor_interval: float | None = TORCHRUN.flag(
         "How often the agent asks a foreign rendezvous handler for newcomers; it polls nothing else.",

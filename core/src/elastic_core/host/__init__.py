@@ -4,7 +4,7 @@ General layout:
 
 * ``identity``: the names of the host and of its boot, and the versions that must match between nodes. ``addresses``:
   where other nodes reach it, and a port that is reserved for the workers' store.
-* ``processes``: the processes of this machine. ``own_process``: what ``ps`` shows of this one, and its allocator.
+* ``processes``: the processes of this machine. ``own_process``: the title of the own one, and its allocator.
 * ``terminal``: makes foreign text safe to print.
 """
 

@@ -92,7 +92,7 @@ class Catalogue:
         """Return the plugins of the distributions that are on ``sys.path`` now."""
         found = metadata.entry_points()
         points = [(group, point) for group in Group for point in found.select(group=group.key)]
-        described = functools.cache(lambda distribution: ((facts := distribution.metadata)["Name"], facts["Version"]))
+        described = functools.cache(_name_and_version)  # each look parses all metadata of a distribution
         return cls(
             InstalledPlugin(group, point.name, *described(distribution), point)
             for group, point in points
@@ -144,6 +144,11 @@ class Catalogue:
             if name in self.names(group) and group.flag:
                 hint = f"It is a {group.noun}: {group.flag}={name}."
         return PluginError(f"There is no {noun} {name!r}.{did_you_mean(name, [*installed, *others])}", hint=hint)
+
+
+def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
+    found = distribution.metadata
+    return found["Name"], found["Version"]
 
 
 def _has_hooks(loaded: object) -> bool:

@@ -7,7 +7,7 @@ General layout:
 
 * ``process``: the process itself. ``spawn`` forks and execs a child, and has a Python program import our
   ``sitecustomize`` first. ``stop`` is the state of a stop in progress and knows the processes that outlive their
-  workers, ``starter`` starts the starter and requests forks, and ``linux`` adopts or signals one. ``service``: the
+  workers, ``starter`` starts the starter and requests forks, and ``linux`` has subreapers and signals. ``service``: the
   program of a service that starts fresh.
 * ``client``: the agent's side: starts the process, sends requests and receives events.
 * ``channel``: messages and descriptors over a socket, for both sides. ``messages``: the classes of the events.

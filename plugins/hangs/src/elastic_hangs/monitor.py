@@ -176,9 +176,13 @@ class WatchedRound:
 
     def end(self, found: Report) -> None:
         """End the rank for which the others wait, on the node that has it, if nothing has moved at several looks."""
-        self.look()
-        if found.looks < LOOKS or (self._watch is not None and self._watch.was_paused()):
+        if found.looks < LOOKS:
             return
+        self.look()
+        with self._lock:
+            if self._watch is not None and self._watch.prints(found.culprit):
+                self._last = None  # the report is an old one, as after a pause: all are asked again after a window
+                return
         steps = self._steps()
         newest = max(steps.values(), default=None)
         step = newest if found.still else steps.get(found.culprit, newest)

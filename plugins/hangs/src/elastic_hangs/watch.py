@@ -27,8 +27,8 @@ CALLS_PER_SECOND, FEW_CALLS = 1.0, 3  # a worker that reads, writes or receives 
 PAGE_BYTES = 1 << 12  # the unit in which file I/O is counted
 QUIET_SHARE = 0.1  # of the window, without a sign of progress: then begins the time over which a worker is judged
 JUDGED_SHARE = 0.5  # of the window: a worker is judged by a silence that is as long; a shorter one says nothing
-PAUSE_SHARE, PAUSE_LOOKS = 0.5, 10.0
-"""An agent was paused, as with its machine, if a look is later than this share of the window, and so many looks."""
+PAUSE_LOOKS = 10.0  # by which a look is late if the agent was paused, as with its machine
+PAUSE_SHARE = 0.5  # of the window: after a pause that is as long, each silence begins anew
 _SLEEPS = "hrtimer", "do_nanosleep", "futex"  # the kernel's functions in which a thread waits for time, or for a lock
 CPU_TICK_SECONDS = 0.015  # more than one tick of the kernel's clock, its unit
 _PAUSES, _PPOLL, _SLEEP, _NOT_RESTARTED = {
@@ -218,18 +218,15 @@ class HangWatch:
     """Returns the CPU seconds that a process has used or waited for; 0 of one that is gone."""
     written: Callable[[int], int] = bytes_written
     """Returns how many bytes a process has written, to anything. Counts as output of a worker that has the agent's
-    own stdout, whose text the agent does not read.
-    """
+    own stdout, whose text the agent does not read."""
     uses: Callable[[Collection[int]], dict[int, Use]] = uses_of  # returns what workers have used until now
     now: Callable[[], float] = time.monotonic  # seconds, monotonic
     quiet: dict[int, Use] = field(default_factory=dict)
     """By pid: what a worker had used when its silence began; what requests for stacks have cost is added to it later.
-    A silence ends with a step, output, or the use of a CPU for more than CPU_SHARE_QUIET of it. Changed in place.
-    """
+    A silence ends with a step, output, or the use of a CPU for more than CPU_SHARE_QUIET of it. Changed in place."""
     silent: Mapping[int, int | None] = field(default_factory=dict)
     """The ranks that had shown no progress for a window at the last look, and the last step of each; None if not known.
-    Replaced, never changed.
-    """
+    Replaced, never changed."""
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float = math.inf
     _longest_step: float | None = None  # at the last look
@@ -242,13 +239,15 @@ class HangWatch:
 
     def look(self, workers: Iterable[WorkerView]) -> float:
         """Return the window if one of these workers, which live, has shown no progress for as long; else 0."""
-        now, window, newest = self.now(), window_seconds(self.given, self._longest_step), self.round.newest_progress()
+        now, newest = self.now(), self.round.newest_progress()
+        before = window_seconds(self.given, self._longest_step)  # for a pause may have made a step longer
         elapsed, self._looked_at = now - self._looked_at, now
-        if elapsed > max(PAUSE_SHARE * window, PAUSE_LOOKS * hang_check_interval(window)):
-            self._resumed_at = now  # the agent saw nothing during the pause, so each silence begins now
-            self.round.progress.skip_pause(self._longest_step)
-            self._seen.clear()
-            self.quiet.clear()
+        if elapsed > PAUSE_LOOKS * hang_check_interval(before):
+            self.round.progress.skip_pause(self._longest_step, number=self.round.number)
+            if elapsed > PAUSE_SHARE * before:
+                self._resumed_at = now  # the agent saw nothing during the pause, so each silence begins now
+                self._seen.clear()
+                self.quiet.clear()
         self._longest_step, window = self.round.longest_step(), self.window
         ages = {rank: age for rank, (reached, age) in newest.items() if reached.position is not None}
         stepped = {rank: max(now - age, self._resumed_at) for rank, age in ages.items()}
@@ -275,10 +274,6 @@ class HangWatch:
         """Return what a worker had used when its silence began; None if that is less than half a window ago."""
         use = self.quiet.get(pid)
         return use if use is not None and self.now() - use.at >= JUDGED_SHARE * self.window else None
-
-    def was_paused(self) -> bool:
-        """Return True if the agent was paused within the window, so that what it reads may be from before the pause."""
-        return self.now() - self._resumed_at < self.window
 
     def advances(self) -> bool:
         """Return True if a worker here came to a new step lately, or may have, while the agent was paused."""
