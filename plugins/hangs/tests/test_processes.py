@@ -10,7 +10,7 @@ import sys
 import pytest
 from wardens import wait_until
 
-from elastic_core.host import run_nanoseconds
+from elastic_core.host import run_nanoseconds, stat_fields, waits_in
 from elastic_hangs.watch import bytes_written, thread_nanoseconds, uses_of
 
 BUSY = """
@@ -57,7 +57,8 @@ def test_a_process_that_waits_in_the_kernel_uninterruptibly_is_counted() -> None
     text = f"import ctypes, time; ctypes.PyDLL(None).syscall({clone}, {vfork}, 0, 0, 0, 0) or time.sleep(100)"
     with subprocess.Popen([sys.executable, "-c", text], start_new_session=True) as process:
         try:
-            assert wait_until(lambda: uses_of([process.pid])[process.pid].blocked == 1)
+            blocked = wait_until(lambda: uses_of([process.pid])[process.pid].blocked == 1)
+            assert blocked, f"exit code {process.poll()}, {stat_fields(process.pid)[:2]} {waits_in(process.pid)}"
             assert uses_of([os.getpid()])[os.getpid()].blocked >= 1
         finally:
             os.killpg(process.pid, signal.SIGKILL)
