@@ -89,7 +89,8 @@ def test_the_state_of_an_agent_shows_the_step_of_a_bar_and_its_age(
     rig: Rig, file_rendezvous: list[str], script: Path
 ) -> None:
     write(script, BARS)
-    agents = [rig.run("--nnodes=2", EVENTS, *file_rendezvous, script) for _ in range(2)]
+    decisions = {"TMPDIR": str(script.parent)}
+    agents = [rig.run("--nnodes=2", EVENTS, *file_rendezvous, script, env=decisions) for _ in range(2)]
     for agent in agents:
         agent.wait_for("ready")
     # The bar comes through its agent, and "ready" from the workers themselves.
@@ -231,7 +232,8 @@ CHECKPOINTS = """
 
 def test_a_directory_of_checkpoints_is_looked_at_beside_the_job(rig: Rig, script: Path) -> None:
     place = script.with_name("checkpoints")
-    agent = rig.run("--standalone", f"--checkpoint_path={place}", write(script, CHECKPOINTS))
+    arguments = "--standalone", f"--checkpoint_path={place}", write(script, CHECKPOINTS)
+    agent = rig.run(*arguments, env={"TMPDIR": str(script.parent)})  # for its decisions, written with each dump
     agent.wait_for("saved")
 
     dumps = 0

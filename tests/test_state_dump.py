@@ -53,7 +53,7 @@ def test_an_agent_that_waits_for_its_store_shows_where(rig: Rig, tmp_path: Path)
     [store] = [pid for pid in descendants(host.pid) if name_of(pid) == "elastic-store"]
     os.kill(store, signal.SIGSTOP)
     try:
-        guest = rig.run(*command)
+        guest = rig.run(*command, env={"TMPDIR": str(tmp_path)})
         guest.wait_for("no store answers there yet")
         guest.signal(signal.SIGQUIT)
         guest.wait_for(r"^  waits for  the store, to join the job, for \d+\.\d s$")
