@@ -383,19 +383,33 @@ class Checker:
         """Record that all workers of a round train from now on."""
         number = training.round.number
         self.world.note("training", f"round {number} trains")
+        misled = self._began_late(training)
         for other in self.active_trainings.values():
             if self.world.lost_data:
                 data_loss.check_overlap_known(self.world, training, other)
+            elif misled:
+                continue
             elif other.run == training.run and not other.is_suspended and not self.proofs.may_overlap(other):
                 self.fail("S4", f"round {number} trains while round {other.round.number} does")
             elif other.run != training.run:
                 self.world.count("two runs train at once")
         trained = self._trained.setdefault(training.run, [])
         for later in trained:
-            if self.histories.follows(later, training.round):
+            if self.histories.follows(later, training.round) and not misled:
                 self.fail("I6", f"round {number} trains after round {later.number} did")
         trained.append(training.round)
         self.active_trainings[id(training)] = training
+
+    def _began_late(self, training: Training) -> bool:
+        """S4: return True if a newer round was sealed before this one began to train, since its member seemed gone."""
+        offers = self.histories.rounds
+        newer = (
+            entry
+            for entry in self.rounds
+            if isinstance(entry.body, Round) and self.histories.follows(offers[entry.body.offer.id], training.round)
+        )
+        sealed = None if self.world.lost_data else next(newer, None)
+        return sealed is not None and sealed.run == training.run and self.proofs.check_overlap(sealed, training)
 
     def on_machine_resumed(self) -> None:
         """Check a moment after a machine has resumed: it must not train beside another round."""

@@ -55,7 +55,7 @@ def check_resize(world: World, replica: Replica, entry: Entry) -> None:
         return
     training = world.training(entry.run, current)
     began = training.saved_at or training.active_at or world.hub.now
-    at_stake = world.hub.now - began
+    at_stake = min(world.hub.now - began, age)  # a leader that has come since knows of no more
     if waited >= SHARE * MOST_WAITS * plan.resize_wait:
         world.count("L13 a node has waited for as long as it must")
     elif at_stake > FRESH + SLACK:
