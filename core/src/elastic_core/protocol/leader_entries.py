@@ -108,7 +108,7 @@ def append_round(view: LeaderView, nodes: list[NodeView], *, why: str, unreachab
     old, halt = view.ledger.round, view.ledger.halt
     nodes = sort_by_rank(nodes, view.ledger.ranks)
     offer = nodes[0].row.offer
-    if offer is None or nodes[0].row.head < view.ledger.head.anchors.latest:  # a round that it has not read may use it
+    if offer is None or (old is not None and offer == old.offer):
         return LookAgain(view.next_look_at(nodes=nodes))  # the row with rank 0's next offer will call `decide` again
     members = tuple(Member(node.node_id, node.row.info.local_world_size, node.row.info.role) for node in nodes)
     hosts = fit_names((node.row.info.host for node in nodes), HOSTS_BYTES)

@@ -132,8 +132,8 @@ class LeaderView:
         return self.drop_bad_hosts(self.waiting_nodes(), known, len(members) - len(known))
 
     def waiting_nodes(self) -> list[NodeView]:
-        """Live nodes that wait for a place and have read the newest OPEN or LEADER (rule S7): returning ones first
-        (rule L16), then by arrival.
+        """Live nodes that wait for a place and have read the newest OPEN or LEADER (rule S7), and the newest ROUND, so
+        that their offers are of no round before (I2): returning ones first (rule L16), then by arrival.
 
         A node whose row is not listed does not wait: it removed its row, or the store lost that row and the node will
         enter it again.
@@ -145,7 +145,7 @@ class LeaderView:
             if node.row.phase is Phase.WAITING
             and node.listed
             and node.row.run == ledger.head.run
-            and node.row.head >= ledger.head.anchors.leader
+            and node.row.head >= max(ledger.head.anchors.leader, ledger.head.anchors.latest)
             and node.row.offer is not None
             and not node.row.leaving
             and node.node_id not in members
