@@ -113,8 +113,15 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         "a node that has not read of the newest leader is given a slot",
         "LeaderView.waiting_nodes",
-        "node.row.head >= ledger.head.anchors.leader",
+        "node.row.head >= max(ledger.head.anchors.leader, ledger.head.anchors.latest)",
         "True",
+        "network",
+    ),
+    Defect(
+        "a node that has not read the newest round is given a slot",
+        "LeaderView.waiting_nodes",
+        "max(ledger.head.anchors.leader, ledger.head.anchors.latest)",
+        "ledger.head.anchors.leader",
         "network",
     ),
     Defect("success when the first has finished", "_decide_live", "len(finished) == len(ids)", "finished", "workers"),

@@ -59,7 +59,7 @@ def check_round(world: World, entry: Entry, members: set[str], earlier: Round | 
         for row in read_before(world, entry.id, entry.run)
         if _waits(row, earlier)
         and row.offer is not None
-        and row.within(entry.epoch).head >= entry.anchors.leader
+        and row.within(entry.epoch).head >= max(entry.anchors.leader, session.ledger.head.anchors.latest)
         and row.info.node_id in watch.nodes
         and not is_lost(watch, row.info.node_id, timing, now)
     ]

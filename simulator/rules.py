@@ -113,7 +113,7 @@ def check_slots(world: World, before: Entry | None, entry: Entry, body: Round, e
     Members of the round ``earlier`` that stopped for newcomers stay, and so may other nodes of their hosts.
     """
     leave_rules.check_slots(world, entry, body)
-    slot_rules.check(world, entry, body, earlier)
+    slot_rules.check(world, before, entry, body, earlier)
     agents = [agent for member in body.members if (agent := world.agent(member.node_id)) is not None]
     said = {row.info.node_id for row in leave_rules.read_before(world, entry.id, entry.run)}
     for agent in agents:

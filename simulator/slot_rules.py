@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 
-def check(world: World, entry: Entry, body: Round, earlier: Round | None) -> None:
-    """S7: a new node has shown that it read of the newest leader. Count the rules that decided on this round."""
+def check(world: World, before: Entry | None, entry: Entry, body: Round, earlier: Round | None) -> None:
+    """S7, I2: a new node has shown that it read of the newest leader, and of all rounds ``before``.
+
+    Counts the rules that decided on this round.
+    """
     _check_gone(world, entry, earlier)
     if not body.members:
         return
@@ -30,6 +33,9 @@ def check(world: World, entry: Entry, body: Round, earlier: Round | None) -> Non
         if row.info.node_id in new and row.within(entry.epoch).head < entry.anchors.leader:
             why = f"{row.info.node_id} is given a slot and has not shown that it has read of the newest leader"
             world.checker.fail("S7", why)
+        elif row.info.node_id in new and before is not None and row.within(entry.epoch).head < before.anchors.latest:
+            why = f"{row.info.node_id} is given a slot, and a round that it has not read may have used its offer"
+            world.checker.fail("I2", why)
     if len(body.members) < world.plan.max_nodes:
         for row in read_before(world, entry.id, entry.run):
             if row.info.node_id not in known and _is_behind(row, entry):
