@@ -388,6 +388,7 @@ DEFECTS: tuple[Defect, ...] = (
         "any(map(view.is_leaving, current.group_ranks))",
         "False",
         "graceful",
+        first=380,
     ),
     Defect("the step of a plan is the slowest rank's", "continue_plan", "max(steps) + 1", "min(steps) + 1", "graceful"),
     Defect(
