@@ -171,12 +171,12 @@ class Flags(PlainSettings):
     )
     standalone: bool = RENDEZVOUS.switch(
         "A job of one node, which no other can join. --rdzv_endpoint is ignored, and so is a --rdzv_backend "
-        "that cannot start a store of its own."
+        "that starts no store."
     )
     rdzv_backend: str | None = RENDEZVOUS.flag(
-        "Where the nodes meet; `elastic plugins` lists what is installed.",
+        "The rendezvous backend; `elastic plugins` lists the installed ones.",
         ("NAME", parse.not_empty),
-        unset="c10d with an endpoint HOST[:PORT], local without one",
+        unset="the one that takes the form of the endpoint, local without an endpoint",
     )
     rdzv_endpoint: str = RENDEZVOUS.flag(
         "The address of the backend, in its own form: HOST[:PORT] for c10d, DIRECTORY for file. With port 0, a free "
