@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from views import incident, info, settings
@@ -18,8 +19,9 @@ from elastic_core.errors import RendezvousRefusedError
 from elastic_core.events import Event
 from elastic_core.incidents import Action, History, Incident, Verdict
 from elastic_core.plugins.local_backend import LocalBackend, MemoryStore
-from elastic_core.protocol.codec import encode_row
-from elastic_core.protocol.entries import Closed, Halt, HaltReason, Offer
+from elastic_core.protocol.codec import encode_entry, encode_row
+from elastic_core.protocol.entries import Closed, Drain, Halt, HaltReason, Offer
+from elastic_core.protocol.ledger import compose
 from elastic_core.protocol.node import NodeState, row_of, step
 from elastic_core.protocol.node_events import (
     Exit,
@@ -174,8 +176,10 @@ Fleet = Callable[..., Node]
 def fleet() -> Iterator[Fleet]:
     store, nodes = MemoryStore(), list[Node]()
 
-    def add(name: str, the_settings: Settings, uid: str | None = None) -> Node:
-        nodes.append(Node(name, LocalBackend(store), the_settings, uid=uid))
+    def add(
+        name: str, the_settings: Settings, uid: str | None = None, over: Callable[..., RendezvousBackend] = LocalBackend
+    ) -> Node:
+        nodes.append(Node(name, over(store), the_settings, uid=uid))
         return nodes[-1]
 
     yield add
@@ -311,6 +315,51 @@ def test_a_leaving_leader_names_its_successor_and_the_job_goes_on(fleet: Fleet) 
     b.until(in_round(2, "b"))
     assert b.state.ledger.leader == "b"
     assert a.until(lambda n: n.exit is not None).exit.code == 143  # type: ignore[union-attr]
+
+
+class HostBackend(LocalBackend):
+    """A connection of the agent that the store lives in."""
+
+    embedded = hosting = True
+
+    def connect(self) -> HostBackend:
+        return HostBackend(self._store)
+
+
+class LateBackend(LocalBackend):
+    """A connection of a node that reads no entry before it may."""
+
+    def __init__(self, store: MemoryStore, may_read: threading.Event) -> None:
+        super().__init__(store)
+        self.may_read = may_read
+
+    def connect(self) -> LateBackend:
+        return LateBackend(self._store, self.may_read)
+
+    def read(self, index: int) -> bytes | None:
+        assert self.may_read.wait(PATIENCE)
+        return super().read(index)
+
+
+def test_the_host_of_the_store_leaves_once_the_others_have_read_that_they_are_drained_too(fleet: Fleet) -> None:
+    may_read = threading.Event()
+    may_read.set()
+    a = fleet("a", quick(), over=HostBackend)
+    b = fleet("b", quick(), over=partial(LateBackend, may_read=may_read))
+    for node in (a, b):
+        node.until(in_round(1, "ab"))
+    may_read.clear()
+    head = a.state.ledger.head
+    body = Drain(nodes=("a", "b"), why="drained")
+    drain = compose(a.state.ledger, body, entry_id="drain", author="a", now=CLOCK.now())
+    assert a.store.append(head.link, drain.link, encode_entry(drain))
+    a.until(lambda n: n.state.ledger.head.index > head.index).tell(Leaving("drained", 143))
+    a.until(lambda n: n.exit is not None).thread.join(0.2)
+    assert a.thread.is_alive()
+    may_read.set()
+    a.thread.join(PATIENCE)
+    assert not a.thread.is_alive()
+    assert b.state.ledger.head.index > head.index
 
 
 def test_below_the_minimum_the_job_waits_for_a_replacement_and_says_for_whom(fleet: Fleet) -> None:

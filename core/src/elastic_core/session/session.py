@@ -180,7 +180,7 @@ class Session:
     def _part(self, store: RendezvousBackend, timeout: float) -> None:
         """Give the leadership away, wait for nodes that need this node's store, take the row out."""
         node_id, ledger = self._state.node_id, self._hand_over(store)
-        if ledger.closed is not None and store.embedded and store.hosting:
+        if store.embedded and store.hosting:
             self._linger(store, ledger, timeout)
         if ledger.closed is not None or not (self._returns or ledger.is_member(node_id)):
             store.remove(node_id)  # a member's row stays: it proves that its part of the round is over
@@ -202,15 +202,23 @@ class Session:
                 return ledger
 
     def _linger(self, store: RendezvousBackend, ledger: Ledger, timeout: float) -> None:
-        """Stay until every living node has read CLOSED, for ``timeout`` s at most: the store ends with this agent."""
-        runtime, watch, version = self._state.runtime, Watch(), 0
+        """Stay until the others have read this ledger, for ``timeout`` s at most: the store ends with this agent.
+
+        Its last entry may be the CLOSED, or the DRAIN of another node too. A node that leaves at once needs neither.
+        """
+        runtime, watch, cursor = self._state.runtime, Watch(), Cursor()
         timing, deadline = ledger.settings.timing, runtime.now() + timeout
         while (now := runtime.now()) < deadline:
             rows = readable(store.roster(), runtime.codec)
             watch = observe(watch, rows, now)
-            others = [watch.nodes[row.row.info.node_id] for row in rows if row.row.info.node_id != self._state.node_id]
-            behind = [node for node in others if node.row.head < ledger.head.index]
+            behind = [
+                node
+                for node in watch.nodes.values()
+                if node.node_id != self._state.node_id
+                and node.row.head < ledger.head.index
+                and not (node.row.leaving and not node.row.grace)
+                and not node.row.is_request
+            ]
             if all(is_lost(watch, node.node_id, timing, now) for node in behind):
                 return
-            wait = min(timing.beat_interval, deadline - now)
-            version = store.wait(Cursor(ledger.head.index, version), roster=True, timeout=wait).roster
+            cursor = store.wait(cursor, roster=True, timeout=min(timing.beat_interval, deadline - now))
