@@ -160,7 +160,8 @@ def test_two_nodes_are_one_job_and_commands_need_neither_its_flags_nor_torch(
         agents[0].output,
         agents[1].output,
     )
-    assert [agent.exit_code() for agent in agents] == [143, 143]
+    codes = [agent.exit_code() for agent in agents]
+    assert codes == [143, 143], (agents[0].output, agents[1].output)
     assert shell.files == []
 
 

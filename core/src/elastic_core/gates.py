@@ -29,10 +29,18 @@ if TYPE_CHECKING:
     from elastic_core.rendezvous.backend import RendezvousBackend
 
 ABORT_SECONDS = 5.0  # for the work of a rescue to return, once it was told to stop
-LOOK_SECONDS = 0.05  # between two looks, of a check and of a rescue
+LOOK_SECONDS = 0.05  # between two looks: a signal that another thread takes ends no wait of the main thread by itself
 LEAST_FOR_SHARE = 60.0  # seconds of a run from which on its last line has a percentage
 CHECK_MAX_SECONDS = 60.0  # that a check may take from one :meth:`JoinGate.wait` to the next
 _Found = TypeVar("_Found")
+
+
+def wait_for_any(others: Sequence[Any], seconds: float, is_over: Callable[[], bool]) -> list[Any]:
+    """Return which of the others can be read, as soon as one can; none after the time, or once ``is_over()``."""
+    deadline, readable = time.monotonic() + seconds, list[Any]()
+    while not readable and not is_over() and (left := deadline - time.monotonic()) > 0:
+        readable, _, _ = select.select(others, [], [], min(left, LOOK_SECONDS))
+    return readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +86,8 @@ class JoinGate:
 
         For the thread of the check. ``others`` are as for :func:`select.select`.
         """
-        deadline, self._due, readable = time.monotonic() + seconds, math.inf, list[Any]()
-        while not readable and not self.closed.is_set() and (left := deadline - time.monotonic()) > 0:
-            if others:
-                readable, _, _ = select.select(others, [], [], min(left, LOOK_SECONDS))
-            else:
-                self.closed.wait(left)
+        self._due = math.inf
+        readable = wait_for_any(others, seconds, self.closed.is_set)
         self.start_clock()
         return readable
 

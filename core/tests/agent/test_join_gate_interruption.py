@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from elastic_core.agent.gates import Interruption, repeats_request
-from elastic_core.gates import HostEnd
+from elastic_core.gates import HostEnd, wait_for_any
 from elastic_core.protocol.node_events import Exit
 
 PATIENCE = 60.0
@@ -20,7 +20,7 @@ def test_a_signal_that_another_thread_takes_ends_a_wait() -> None:
     with closing(Interruption([signal.SIGUSR1], HostEnd())) as interruption:
         thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1))
         thread.start()
-        assert interruption.wait([], PATIENCE) == []
+        assert wait_for_any([], PATIENCE, interruption.is_due) == []
         thread.join()
         assert interruption.end == Exit(128 + signal.SIGUSR1, "received SIGUSR1, before this node had entered the job")
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
@@ -31,7 +31,7 @@ def test_a_signal_that_is_repeated_at_once_is_one_request() -> None:
     with closing(Interruption([signal.SIGUSR1, signal.SIGUSR2], HostEnd())) as interruption:
         for signum in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
             signal.raise_signal(signum)
-        assert interruption.wait([], PATIENCE) == []
+        assert wait_for_any([], PATIENCE, interruption.is_due) == []
         assert interruption.end == Exit(128 + signal.SIGUSR1, "received SIGUSR1, before this node had entered the job")
 
 
@@ -58,7 +58,7 @@ def test_a_signal_on_which_the_node_does_not_leave_ends_no_wait() -> None:
         with closing(Interruption([signal.SIGUSR1], HostEnd())) as interruption:
             signal.raise_signal(signal.SIGUSR2)
             os.write(writing, b"!")
-            assert interruption.wait([reading], PATIENCE) == [reading]
+            assert wait_for_any([reading], PATIENCE, interruption.is_due) == [reading]
             assert not interruption.is_due()
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -70,8 +70,8 @@ def test_an_earlier_notice_of_a_plugin_counts_and_ends_every_wait() -> None:
     host_end = HostEnd()
     host_end.leave("AWS terminates it", 30.0)
     with closing(Interruption([], host_end)) as interruption:
-        assert interruption.wait([], PATIENCE) == []
-        assert interruption.wait([], PATIENCE) == []
+        assert wait_for_any([], PATIENCE, interruption.is_due) == []
+        assert wait_for_any([], PATIENCE, interruption.is_due) == []
         assert interruption.end == Exit(143, "AWS terminates it, before this node had entered the job")
 
 
@@ -87,10 +87,10 @@ def test_the_earliest_notice_of_a_plugin_passes_on_to_the_next_listener() -> Non
 
 def test_a_wait_ends_when_it_is_woken_or_its_time_is_over() -> None:
     with closing(Interruption([], HostEnd())) as interruption:
-        assert interruption.wait([], 0.0) == []
+        assert wait_for_any([], 0.0, interruption.is_due) == []
         assert not interruption.is_due()
         threading.Thread(target=interruption.wake).start()
-        assert interruption.wait([], PATIENCE) == []
+        assert wait_for_any([], PATIENCE, interruption.is_due) == []
         assert interruption.is_due()
         assert interruption.end is None
     interruption.wake()  # too late, and no error

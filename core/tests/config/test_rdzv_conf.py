@@ -45,7 +45,7 @@ def test_keys_go_to_core_or_to_the_backend(text: str, conf: RendezvousConf) -> N
         ("ishost=1", "--rdzv_conf: there is no key 'ishost'. Did you mean 'is_host'?"),
         ("is_host", "--rdzv_conf: 'is_host' is not of the form KEY=VALUE."),
         ("=1", "--rdzv_conf: '=1' is not of the form KEY=VALUE."),
-        ("is_host=1,is_host=0", "--rdzv_conf gives 'is_host' twice."),
+        ("is_host=1,is_host=0", "--rdzv_conf: 'is_host=0' has a key that was given before."),
         ("join_timeout=soon", "--rdzv_conf 'join_timeout=soon': 'soon' is not a number of seconds."),
         ("join_timeout=inf", "--rdzv_conf 'join_timeout=inf': 'inf' is not a number of seconds."),
         ("join_timeout=-1", "--rdzv_conf join_timeout=-1 is not a positive number of seconds."),

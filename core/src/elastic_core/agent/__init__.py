@@ -1,7 +1,5 @@
 """The agent: one process per node, which executes what the node's state machine says.
 
-General layout:
-
 * ``start``: starts the warden, the starter, the store and the agent, in the order of how long each takes.
 * ``supervisor``: the one event loop of a node that has joined, and how the node leaves. ``membership``: joins the job,
   runs that loop, and calls the plugins that keep memory for workers at its end. ``event_loop``: the queue of its
@@ -17,8 +15,6 @@ General layout:
 
 No module here decides anything about the job: ``protocol.leader`` and ``protocol.node`` do.
 """
-
-from __future__ import annotations
 
 from elastic_core import names_of
 

@@ -8,21 +8,19 @@ mostly there when the next ones are to start. A plugin that has nothing to look 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import wait
 from functools import partial
 from types import FrameType
-from typing import Any
 
 from elastic_core.agent.event_loop import EventLoop
 from elastic_core.agent.worker import Node
 from elastic_core.errors import UnhealthyNodeError, in_one_line
 from elastic_core.events import Event, Field, Level
 from elastic_core.exit_codes import signal_name, signalled
-from elastic_core.gates import CHECK_MAX_SECONDS, HostEnd, JoinCheck, JoinGate, StartGate
+from elastic_core.gates import CHECK_MAX_SECONDS, LOOK_SECONDS, HostEnd, JoinCheck, JoinGate, StartGate, wait_for_any
 from elastic_core.protocol.node_events import Exit
 from elastic_core.threads import asked
 from elastic_core.warden import messages
@@ -32,7 +30,6 @@ STARTER_MAX_SECONDS = 60.0
 """For so long a new node waits for its starter before it joins; a running job goes on meanwhile."""
 END_MAX_SECONDS = 5.0  # for which a check is awaited once the gate is closed: it may have processes to end
 SAME_REQUEST_SECONDS = 1.0  # in which one request to end arrives as several signals
-LOOK_SECONDS = 0.05  # a signal that another thread takes ends no wait of the main thread by itself
 WAIT_MAX_SECONDS = 10.0  # from the wanted start of the workers to their start
 ASK_INTERVAL_SECONDS = 0.25
 ANSWER_MAX_SECONDS = 1.0
@@ -108,13 +105,6 @@ class Interruption:
         """Return True if all waits are to end."""
         return self._is_due
 
-    def wait(self, others: Sequence[Any], seconds: float) -> list[Any]:
-        """Return which of the others are readable, as soon as one is; none after the time, or at the interruption."""
-        deadline, readable = time.monotonic() + seconds, list[Any]()
-        while not readable and not self._is_due and (left := deadline - time.monotonic()) > 0:
-            readable, _, _ = select.select(others, [], [], min(left, LOOK_SECONDS))
-        return readable
-
     def close(self) -> None:
         """Restore the signal handlers; :attr:`end` stays."""
         for signum, handler in self._old_handlers.items():
@@ -141,7 +131,7 @@ def wait_for_starter(warden: Warden, interruption: Interruption) -> list[message
     failed = messages.StarterFailed | messages.WardenDied
     heard: list[messages.WardenEvent] = []
     deadline = time.monotonic() + STARTER_MAX_SECONDS
-    while (left := deadline - time.monotonic()) > 0 and interruption.wait([warden], left):
+    while (left := deadline - time.monotonic()) > 0 and wait_for_any([warden], left, interruption.is_due):
         heard += (events := warden.receive())
         ready = [event.complete for event in events if isinstance(event, messages.StarterReady)]
         if any(ready) or any(isinstance(event, failed) for event in events):

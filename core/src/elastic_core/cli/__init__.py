@@ -1,14 +1,10 @@
 """The command line: ``elastic run``, the commands that look at a running job, and those that plugins add.
 
-General layout:
-
 * ``main``: the entry point. ``commands``: finds the subcommand that is called, imports only that, and prints all
   errors. ``interrupt``: Ctrl-C before there is anything to clean up.
 * ``run``: ``elastic run``, with its help and the defaults inside a scheduler's job. ``option``: click's options, made
   of flags. ``settle``: turns the values of flags into a :class:`~elastic_core.config.run.RunConfig`.
 """
-
-from __future__ import annotations
 
 from elastic_core import names_of
 

@@ -33,10 +33,11 @@ EXHAUSTED = {
     errno.ENFILE: "file descriptor",
     errno.EAGAIN: "process",
     errno.ENOMEM: "memory",
+    errno.ENOSPC: "disk space",
 }
 COMPLETE = "_ELASTIC_COMPLETE"
 DEFECT = "This is a defect of Elastic, not of your program. Please report it with the lines above."
-LIMITS = "Check the limits of processes, open files and memory (ulimit -a, and the container's)."
+LIMITS = "Check the limits of processes, open files, memory and disks (ulimit -a, df, and the container's)."
 
 
 class Elastic(click.Group):

@@ -11,12 +11,14 @@ def main() -> int:
         end_at_once()
         import sys
 
-        from elastic_core.host.own_process import hide_passwords
+        from elastic_core.host.own_process import LastExit, hide_passwords
 
+        last = LastExit()
         hide_passwords(sys.argv[1:])
 
         from elastic_core.cli.commands import Elastic, run
 
-        return run(Elastic(), sys.argv[1:] or ["--help"])
+        last.code = run(Elastic(), sys.argv[1:] or ["--help"])
+        return last.code
     except KeyboardInterrupt:  # before cli.commands handles it
         return 130

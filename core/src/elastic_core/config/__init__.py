@@ -6,8 +6,6 @@
 * ``environment``: each environment variable that Elastic reads or sets.
 """
 
-from __future__ import annotations
-
 from elastic_core import names_of
 
 NAMES = {

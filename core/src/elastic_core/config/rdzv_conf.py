@@ -216,16 +216,14 @@ def _pairs(text: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for number, pair in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
         key, equals, value = (part.strip() for part in pair.partition("="))
+        what = f"part {number}" if _SECRET.search(text) else repr(pair)
         if not (key and equals):
-            what = f"part {number}" if _SECRET.search(text) else repr(pair)
             raise UsageError(
                 f"--rdzv_conf: {what} is not of the form KEY=VALUE.",
                 hint="Separate pairs by commas; a value cannot have one.",
             )
         if key in pairs:
-            if _SECRET.search(text):
-                raise UsageError(f"--rdzv_conf: part {number} has a key that was given before.")
-            raise UsageError(f"--rdzv_conf gives {key!r} twice.")
+            raise UsageError(f"--rdzv_conf: {what} has a key that was given before.")
         pairs[key] = value
     return pairs
 

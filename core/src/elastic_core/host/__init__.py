@@ -1,14 +1,10 @@
 """Facts about this machine, and what the agent takes from it.
 
-General layout:
-
 * ``identity``: the names of the host and of its boot, and the versions that must match between nodes. ``addresses``:
   where other nodes reach it, and a port that is reserved for the workers' store.
 * ``processes``: the processes of this machine. ``own_process``: the title of the own one, and its allocator.
 * ``terminal``: makes foreign text safe to print.
 """
-
-from __future__ import annotations
 
 from elastic_core import names_of
 

@@ -1,10 +1,12 @@
-"""The own process: its title in ``ps``, without passwords, and for a service its function; and its memory allocator."""
+"""The own process: its title in ``ps``, without passwords, and for a service its function; its allocator; its end."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Sequence
 
 SERVICE = b"elastic-service"
@@ -76,3 +78,27 @@ def use_one_arena() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
+
+
+class LastExit:
+    """The exit code of this process, which no daemon thread changes. Make it before other functions of ``atexit``.
+
+    Python before 3.14 unwinds a daemon thread whose native call returns while the interpreter is finalized, and C++, as
+    that of torch's TCPStore, aborts the process then (https://github.com/python/cpython/issues/87135). So with such
+    threads the process ends before that, and after all other functions of ``atexit``.
+    """
+
+    code: int | None = None  # None until it is known
+
+    def __init__(self) -> None:
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        import threading  # services do without it
+
+        if self.code is None or not any(thread.daemon for thread in threading.enumerate()):
+            return
+        with contextlib.suppress(OSError, ValueError):  # else Python says that its output is lost
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
+            os._exit(self.code)

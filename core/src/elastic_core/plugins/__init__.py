@@ -6,8 +6,6 @@
 * ``flags``: the flags that distributions declare.
 """
 
-from __future__ import annotations
-
 from elastic_core import names_of
 
 NAMES = {

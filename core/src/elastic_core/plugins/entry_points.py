@@ -90,9 +90,10 @@ class Catalogue:
     @classmethod
     def read(cls) -> Catalogue:
         """Return the plugins of the distributions that are on ``sys.path`` now."""
-        found = metadata.entry_points()
-        points = [(group, point) for group in Group for point in found.select(group=group.key)]
-        described = functools.cache(_name_and_version)  # each look parses all metadata of a distribution
+        installed = metadata.entry_points()
+        points = [(group, point) for group in Group for point in installed.select(group=group.key)]
+        # Once for each, since a look parses all metadata of a distribution.
+        described = functools.cache(lambda one: ((found := one.metadata)["Name"], found["Version"]))
         return cls(
             InstalledPlugin(group, point.name, *described(distribution), point)
             for group, point in points
@@ -144,11 +145,6 @@ class Catalogue:
             if name in self.names(group) and group.flag:
                 hint = f"It is a {group.noun}: {group.flag}={name}."
         return PluginError(f"There is no {noun} {name!r}.{did_you_mean(name, [*installed, *others])}", hint=hint)
-
-
-def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
-    found = distribution.metadata
-    return found["Name"], found["Version"]
 
 
 def _has_hooks(loaded: object) -> bool:

@@ -14,8 +14,6 @@
   which entries may shrink.
 """
 
-from __future__ import annotations
-
 from elastic_core import names_of
 
 NAMES = {

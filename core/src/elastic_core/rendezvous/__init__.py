@@ -9,8 +9,6 @@ Core's own backend is ``plugins.local_backend``. ``protocol`` decides, over the 
 connects a node to its store. ``docs/internals/protocol.md`` explains the protocol and defines its rules.
 """
 
-from __future__ import annotations
-
 from elastic_core import names_of
 
 NAMES = {

@@ -12,8 +12,6 @@ General layout, from what a node does first to what it does last:
 * ``contact`` says since when the store has not answered, and how long to wait before the next attempt.
 """
 
-from __future__ import annotations
-
 from elastic_core import names_of
 
 NAMES = {

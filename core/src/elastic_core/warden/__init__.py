@@ -3,8 +3,6 @@
 The process stays small. It may import the standard library, ``exit_codes``, ``host.processes``, ``worker.channel``, and
 the modules below except ``client`` and ``messages``; a test holds the list.
 
-General layout:
-
 * ``process``: the process itself. ``spawn`` forks and execs a child, and has a Python program import our
   ``sitecustomize`` first. ``stop`` is the state of a stop in progress and knows the processes that outlive their
   workers, ``starter`` starts the starter and requests forks, and ``linux`` has subreapers and signals. ``service``: the
@@ -12,8 +10,6 @@ General layout:
 * ``client``: the agent's side: starts the process, sends requests and receives events.
 * ``channel``: messages and descriptors over a socket, for both sides. ``messages``: the classes of the events.
 """
-
-from __future__ import annotations
 
 from elastic_core import names_of
 

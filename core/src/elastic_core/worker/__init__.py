@@ -1,7 +1,5 @@
 """The part of core that runs inside a worker. It imports no agent, session or command line; tests hold that.
 
-General layout:
-
 * ``channel``: the worker's side of its control channel. ``graceful_stop`` reports steps and learns of planned stops
   over it.
 * ``progress``: ``elastic.report``.
@@ -9,8 +7,6 @@ General layout:
 * ``library``: finds the library that brings ``TrainState`` and ``init_process_group``. ``train_state``: the interface
   of ``TrainState``.
 """
-
-from __future__ import annotations
 
 from elastic_core import names_of
 
