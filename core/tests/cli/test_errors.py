@@ -98,3 +98,11 @@ def test_a_closed_stdout_ends_the_command_quietly() -> None:
     )
     os.close(writer)
     assert (listing.returncode, listing.stderr) == (141, b"")
+
+
+def test_a_full_disk_is_told_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "elastic_core", "--help"]
+    with open("/dev/full", "w") as full:
+        listing = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "elastic: error: This machine has no disk space left: [Errno 28] No space left on device.\n\n"
+    assert (listing.returncode, listing.stderr.startswith(said)) == (71, True)
