@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_core import AgentEnd, JoinedRun
+from elastic_core import AgentEnd, Decision, JoinedRun
 from elastic_core.config import Program, ProgramKind, RunConfig
 from elastic_core.events import Event
 from elastic_core.protocol import NodeInfo, Versions
@@ -194,6 +194,18 @@ def test_a_defect_of_the_agent_leaves_its_decisions(failed: bool, tmp_path: Path
     dump.elastic_agent_ends(AgentEnd("a", events.append, failed=failed))
     assert [event.name for event in events] == ["decisions"] * failed
     assert [str(path) in events[0].message for path in tmp_path.iterdir()] == [True] * failed
+
+
+def test_the_decisions_of_an_agent_are_one_file_and_what_cannot_be_written_leaves_none(tmp_path: Path) -> None:
+    call = Decision(1.0, "step", ())
+    paths = [decision_file.write([call] * times, "a", tmp_path) for times in (2, 1)]
+    assert paths == [*tmp_path.iterdir()] * 2
+    assert len(paths[0].read_text().splitlines()) == 2, "the header, and the call of the newest dump"
+    other = tmp_path / "elastic_decisions_b.jsonl"
+    other.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        decision_file.write([call], "b", tmp_path)
+    assert sorted(tmp_path.iterdir()) == [*paths[:1], other]
 
 
 def test_a_disk_that_does_not_answer_holds_up_no_dump(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,6 +8,4 @@ General layout. Only reads the machine, without torch or CUDA:
 * ``cpus``: CPUs, cores, caches, sockets and NUMA nodes, and each worker's CPUs (``--numa_binding``).
 """
 
-from __future__ import annotations
-
 __version__ = "0.1.0"

@@ -13,6 +13,4 @@ General layout, from the command line down to one check:
 The checks know nothing of processes, deadlines or terminals; they return findings, or raise our own errors.
 """
 
-from __future__ import annotations
-
 __version__ = "0.1.0"

@@ -17,6 +17,4 @@ General layout, from the command line down to the wire:
 Importing this package, or its hooks, imports neither an HTTP client nor python-etcd; making a backend does.
 """
 
-from __future__ import annotations
-
 __version__ = "0.1.0"

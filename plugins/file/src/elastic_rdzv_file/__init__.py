@@ -8,6 +8,4 @@ General layout, from the command line down to the file system:
 * ``inotify``: how a waiter learns of changes: the kernel tells of them, or the waiter looks again.
 """
 
-from __future__ import annotations
-
 __version__ = "0.1.0"

@@ -1,7 +1,5 @@
 """Health checks of a node before it enters a job, and the GPU memory that other processes hold.
 
-General layout:
-
 * ``plugin``: the plugin that a run loads. ``flags``: its flags.
 * ``checks``: the types of checks, and those that the flags choose. ``runner``: runs them before the node joins.
 * ``host``: the checks that are functions: ``disk``, ``memory`` and ``shm``. Milliseconds each.
@@ -13,7 +11,5 @@ General layout:
 
 Only ``matmul`` and ``allreduce`` import torch, and only in their own processes.
 """
-
-from __future__ import annotations
 
 __version__ = "0.1.0"

@@ -11,6 +11,4 @@ General layout, from the command line down to one field:
 ``trainjob_status`` is independent of these: an observer in the agent that reports a TrainJob's progress.
 """
 
-from __future__ import annotations
-
 __version__ = "0.1.0"

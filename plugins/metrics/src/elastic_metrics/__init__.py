@@ -1,14 +1,10 @@
 """The events of a run, for programs: two observers that are on once installed.
 
-General layout:
-
 * ``events``: the plugin ``events``: every event as a JSON line in the run's log directory.
 * ``prometheus``: the plugin ``prometheus``: off until a port is named, then numbers for Prometheus.
 * ``endpoint``: the numbers in Prometheus's words, over HTTP. It alone imports ``prometheus_client``.
 
 Every run imports both plugins, so neither imports more than core has anyway, until it has something to do.
 """
-
-from __future__ import annotations
 
 __version__ = "0.1.0"

@@ -1,7 +1,5 @@
 """Commands for operators of jobs, as ``elastic status`` and ``elastic drain``, and the state of an agent on SIGQUIT.
 
-General layout:
-
 * ``status``: ``elastic status``: nodes, ranks and restarts of a job. ``job_view``: what a job's store shows of it.
 * ``host_requests``: ``elastic drain`` and ``elastic release``: requests about a host to the agents of a job.
   ``drain_request``: what these enter in the store, and how they wait.
@@ -13,7 +11,5 @@ General layout:
 * ``state_dump``: in an agent, writes its state on SIGQUIT. ``agent_state``: that state in words. ``decision_file``: the
   decisions of an agent, for a bug report. ``verdict_file``: in an agent, writes in the end how the job has ended.
 """
-
-from __future__ import annotations
 
 __version__ = "0.1.0"

@@ -22,14 +22,11 @@ from elastic_core.threads import bounded
 if TYPE_CHECKING:
     from elastic_core import Decision, JoinedRun
 
-WRITE_MAX_SECONDS = 5.0  # for which a disk that does not answer is waited for
+WRITE_MAX_SECONDS = 5.0  # for which a disk that does not answer, as of a dead server, is waited for
 
 
 def write_decisions(run: JoinedRun) -> str:
-    """Write the newest decisions of an agent, and return the path of the file, or why there is none.
-
-    A disk that does not answer, as that of a dead server, is not waited for longer than WRITE_MAX_SECONDS.
-    """
+    """Write the newest decisions of an agent, and return the path of the file, or why there is none."""
     try:
         return str(bounded(partial(write, run.decisions(), run.node.node_id, run.log_dir), WRITE_MAX_SECONDS))
     except Exception as exc:  # a full disk must not end the agent, nor replace the exception that has
@@ -37,14 +34,21 @@ def write_decisions(run: JoinedRun) -> str:
 
 
 def write(calls: Iterable[Decision], node_id: str, directory: Path | None) -> Path:
-    """Write calls into a new file for this user alone, in order of time, and return its path.
+    """Write calls into the file of a node, for this user alone, in order of time, and return its path.
 
-    Without a ``directory`` it is made where temporary files are. Raise OSError if the file cannot be written.
+    Without a ``directory`` it is made where temporary files are. An earlier file of the node is replaced. Raise OSError
+    if the file cannot be written.
     """
-    fd, name = tempfile.mkstemp(prefix=f"elastic_decisions_{node_id}_", suffix=".jsonl", dir=directory)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines(sorted(calls, key=lambda call: call.at), node_id))
-    return Path(name)
+    fd, scratch = tempfile.mkstemp(prefix=f"elastic_decisions_{node_id}_", dir=directory)
+    path = Path(scratch).with_name(f"elastic_decisions_{node_id}.jsonl")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines(sorted(calls, key=lambda call: call.at), node_id))
+        os.replace(scratch, path)
+    except BaseException:
+        os.unlink(scratch)
+        raise
+    return path
 
 
 def lines(calls: Iterable[Decision], node_id: str) -> Iterator[str]:

@@ -12,6 +12,4 @@ General layout, from the run down to one decision:
 * ``command``: ``elastic policy replay``, which applies policies to the events of a past run.
 """
 
-from __future__ import annotations
-
 __version__ = "0.1.0"

@@ -14,6 +14,4 @@ General layout, from the command line down to the wire:
 Importing this package, or ``plugin``, does not import redis-py; making the backend does.
 """
 
-from __future__ import annotations
-
 __version__ = "0.1.0"

@@ -6,6 +6,4 @@
 * ``shared_directory``: whether a directory is on a file system that all nodes see, by the type of its mount.
 """
 
-from __future__ import annotations
-
 __version__ = "0.1.0"

@@ -3,8 +3,6 @@
 A suite is a class of pytest tests. Import it from its module (:mod:`elastic_testing.backend_conformance`),
 subclass it in a test file, and give it the fixtures that its docstring asks for.
 
-General layout:
-
 * ``backend_conformance``: the suites by name, and which of them a backend takes. An author begins here.
 * ``operation_suite``, ``run_suite``: what each operation of a backend must do.
 * ``process_suite``, ``line_suite``, ``restart_suite``: the same with several processes, over a network that loses
@@ -15,8 +13,6 @@ General layout:
 * ``memory``: a store in this process, which can be stopped, restarted and emptied.
 * ``distributions``: a fixture that installs a distribution, with its entry points, for one test.
 """
-
-from __future__ import annotations
 
 import pytest
 

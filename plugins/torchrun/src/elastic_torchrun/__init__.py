@@ -3,8 +3,6 @@
 ``elastic exec COMMAND``: whatever the command starts gets Elastic where it asks for torchrun. And plain torchrun meets
 over Elastic's backends, in ``handlers``.
 
-General layout:
-
 * ``command``: ``elastic exec`` itself. It sets ``ELASTIC_EXEC``, and becomes the command.
 * ``startup``: what an interpreter does when it starts with that variable, or by ``python -m`` with a launcher of
   torchelastic's or Bagua's. A ``.pth`` file beside the package, which every interpreter of the environment reads, calls
@@ -26,7 +24,5 @@ General layout:
 The variable is taken out of the environment before workers start: what a worker starts by itself is not the launcher's
 business, and finds torch's own torchrun.
 """
-
-from __future__ import annotations
 
 __version__ = "0.1.0"

@@ -1,7 +1,5 @@
 """The fork server: an interpreter that has imported torch already, and forks workers in milliseconds.
 
-General layout:
-
 * ``starter``: what core calls at the start of a launch (``elastic_core.starter``). ``flags``: the flags that it reads.
 * ``server``: imports, reports, and forks twice per request. It is called just before an interpreter turns to the
   program of a worker. A worker forked from it returns from that call, and the interpreter continues: it computes
@@ -19,7 +17,5 @@ General layout:
 
 The agent imports only ``starter`` and ``flags``.
 """
-
-from __future__ import annotations
 
 __version__ = "0.1.0"
