@@ -316,7 +316,9 @@ class SimAgent:
         if (current := ledger.round) is not None:
             rows = tuple(node.row for node in watch.nodes.values())
             cut_off = self.host.now() < watch.gap_at + ledger.settings.timing.lost_after
-            judged = verdicts.Judgement(incident, world.hub.now, rows, cut_off)
+            silent_since = self.host.now() - verdicts.DRIFT * ledger.settings.timing.lost_after
+            lost = frozenset(node.node_id for node in watch.nodes.values() if node.changed_at <= silent_since)
+            judged = verdicts.Judgement(incident, world.hub.now, rows, cut_off, lost)
             world.checker.judged[self.node_id, current.offer.id] = judged
         if world.plan.policy_seconds:
             self._sleep(world.plan.policy_seconds * world.hub.random.random())

@@ -111,9 +111,10 @@ class _RosterView:
 
     shown: set[str] = field(default_factory=set)
     """Nodes that rows have shown to be gone."""
-    highest: dict[str, int] = field(default_factory=dict)
-    grown: Counter[str] = field(default_factory=Counter)
-    """Number of times that the heartbeat of each of these has grown since."""
+    highest: dict[tuple[object, str], int] = field(default_factory=dict)
+    grown: Counter[tuple[object, str]] = field(default_factory=Counter)
+    """Number of times that the heartbeat of each of these has grown since, in what one connection has read: others than
+    that of the leader's decisions may read the roster for something else."""
 
 
 @dataclass
@@ -158,15 +159,16 @@ class Proofs:
         if isinstance(entry.body, Open | Leader | Resume):
             self._readers.pop(entry.leader, None)
 
-    def on_roster_read(self, reader: str, rows: Sequence[RosterRow]) -> None:
+    def on_roster_read(self, reader: str, connection: object, rows: Sequence[RosterRow]) -> None:
         """Record that an agent has read the whole roster."""
         if not self.deceptive:
             return
         known = self._readers.setdefault(reader, _RosterView())
         for row in rows:
-            if row.heartbeat > known.highest.setdefault(row.node_id, row.heartbeat):
-                known.highest[row.node_id] = row.heartbeat
-                known.grown[row.node_id] += row.node_id in known.shown
+            seen = (connection, row.node_id)
+            if row.heartbeat > known.highest.setdefault(seen, row.heartbeat):
+                known.highest[seen] = row.heartbeat
+                known.grown[seen] += row.node_id in known.shown
         values: list[Any] = [row.value for row in rows]
         told = [value.value for value in values]
         released = {node_id for row in told for node_id in row.release}
@@ -264,7 +266,9 @@ class Proofs:
     def _contradicted(self, reader: str) -> set[str]:
         """Return the host ids that a leader must know to belong to two hosts."""
         known = self._readers.get(reader)
-        often = [] if known is None else [one for one, count in known.grown.items() if count >= CONTRADICTIONS]
+        often = (
+            [] if known is None else [node_id for (_, node_id), count in known.grown.items() if count >= CONTRADICTIONS]
+        )
         return {agent.boot_id for node_id in often if (agent := self.world.agent(node_id)) is not None}
 
 

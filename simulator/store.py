@@ -74,7 +74,7 @@ class SimStore:
         """Seconds of a read of the whole roster, besides the latency."""
         self.heartbeat: Callable[[str], None] | None = None
         """Called with the node id of each heartbeat that arrives."""
-        self.on_roster_read: Callable[[str, list[RosterRow]], None] = lambda reader, rows: None
+        self.on_roster_read: Callable[[str, object, list[RosterRow]], None] = lambda reader, connection, rows: None
         """Called with the reader and the result of each read of the whole roster."""
 
     def transit_time(self, channel: Channel) -> float:
@@ -318,7 +318,7 @@ class Connection(RendezvousBackend, ReplaceableServer):
         rows: list[RosterRow] = self._request("roster", ids)
         if ids is None:
             self._roster = self.store.rosters[self.process.name] = rows
-            self.store.on_roster_read(self.process.name, rows)
+            self.store.on_roster_read(self.process.name, self, rows)
         return rows
 
     def _known_roster(self) -> list[RosterRow]:

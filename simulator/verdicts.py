@@ -29,12 +29,14 @@ class Judgement:
         at: The time.
         rows: The rows that the leader knew then.
         cut_off: Whether the leader had been cut off, and other nodes might not be back yet (L1).
+        lost: The nodes of which it had seen no sign of life for so long that they are lost (L1).
     """
 
     incident: Incident
     at: float
     rows: tuple[NodeRow, ...]
     cut_off: bool
+    lost: frozenset[str]
 
 
 def verdict(world: World, _incident: Incident, _history: History) -> Verdict:
@@ -73,15 +75,15 @@ def check_round(world: World, entry: Entry, body: Round, before: Entry | None, e
 def check_judged_failure(world: World, entry: Entry, earlier: Round, staying: Round) -> None:
     """L9: the failure judged in the round ``earlier`` follows from no failure that a staying member has reported.
 
-    A member that is suspected since it has not read the HALT is not waited for: its report may come once the policies
-    are asked.
+    A member that is lost, or suspected since it has not read the HALT, is not waited for: its report may come once the
+    policies are asked.
     """
     judged = world.checker.judged.get((entry.author, earlier.offer.id))
     if judged is None or not judged.incident.follows_peer:
         return
     world.count("L9 what follows from a peer's loss is judged, since nothing else is known")
     members = {member.node_id for member in staying.members}
-    suspected = _suspected(world, entry, judged)
+    suspected = _suspected(world, entry, judged) | judged.lost
     for row in leave_rules.read_before(world, entry.id, entry.run):
         cause = row.incident
         known = cause is not None and cause.round == earlier.number and not cause.follows_peer

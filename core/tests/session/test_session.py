@@ -357,9 +357,37 @@ def test_the_host_of_the_store_leaves_once_the_others_have_read_that_they_are_dr
     a.until(lambda n: n.exit is not None).thread.join(0.2)
     assert a.thread.is_alive()
     may_read.set()
-    a.thread.join(PATIENCE)
+    a.thread.join(PATIENCE / 2)
     assert not a.thread.is_alive()
     assert b.state.ledger.head.index > head.index
+
+
+X = info("x")
+
+
+@pytest.mark.parametrize(
+    ("row", "waits"),
+    [
+        pytest.param(NodeRow(info=X), True, id="a node that follows its run before it joins"),
+        pytest.param(NodeRow(info=X, leaving=True, returns=True), True, id="one that leaves for its checks"),
+        pytest.param(NodeRow(info=X, leaving=True, grace=300.0), True, id="one that leaves together with others"),
+        pytest.param(NodeRow(info=X, leaving=True), False, id="one that leaves at once"),
+        pytest.param(NodeRow(info=X, head=1 << 20), False, id="one that has read as much"),
+        pytest.param(NodeRow(info=X, drain=("y",)), False, id="a request"),
+    ],
+)
+@pytest.mark.parametrize("event", [WorkersDone(), Leaving("received SIGTERM", 143)], ids=["closed", "leaving"])
+def test_the_host_of_the_store_waits_for_a_row_that_is_behind_until_it_is_gone(
+    fleet: Fleet, event: NodeEvent, row: NodeRow, waits: bool
+) -> None:
+    host = fleet("a", quick(1), over=HostBackend).until(in_round(1, "a"))
+    host.store.enter("x", encode_row(row))
+    host.tell(event)
+    host.until(lambda n: n.exit is not None).thread.join(0.2 if waits else PATIENCE / 2)
+    assert host.thread.is_alive() is waits
+    host.store.remove("x")
+    host.thread.join(PATIENCE / 2)
+    assert not host.thread.is_alive()
 
 
 def test_below_the_minimum_the_job_waits_for_a_replacement_and_says_for_whom(fleet: Fleet) -> None:

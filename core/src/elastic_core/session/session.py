@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from functools import partial
 
 from elastic_core.errors import RendezvousStateError
-from elastic_core.protocol.failure_detector import Watch, is_lost, observe
+from elastic_core.protocol.failure_detector import Watch, contact_gap, is_lost, observe
 from elastic_core.protocol.ledger import HistoryChangedError, Ledger, advance
 from elastic_core.protocol.roster import NodeInfo, NodeRow, Phase, row_delay
 from elastic_core.rendezvous.backend import Cursor, RendezvousBackend
@@ -204,20 +204,19 @@ class Session:
     def _linger(self, store: RendezvousBackend, ledger: Ledger, timeout: float) -> None:
         """Stay until the others have read this ledger, for ``timeout`` s at most: the store ends with this agent.
 
-        Its last entry may be the CLOSED, or the DRAIN of another node too. A node that leaves at once needs neither.
+        Its newest entry may be a CLOSED, or a DRAIN that also names other nodes. A node that leaves at once, and for
+        good, ends with its own exit code.
         """
-        runtime, watch, cursor = self._state.runtime, Watch(), Cursor()
+        runtime, watch, cursor = self._state.runtime, self._closing_watch or Watch(), Cursor()
         timing, deadline = ledger.settings.timing, runtime.now() + timeout
         while (now := runtime.now()) < deadline:
             rows = readable(store.roster(), runtime.codec)
-            watch = observe(watch, rows, now)
+            watch = observe(watch, rows, now, gap=contact_gap(timing))
+            others = [seen.row for seen in rows if seen.row.info.node_id != self._state.node_id]
             behind = [
-                node
-                for node in watch.nodes.values()
-                if node.node_id != self._state.node_id
-                and node.row.head < ledger.head.index
-                and not (node.row.leaving and not node.row.grace)
-                and not node.row.is_request
+                watch.nodes[row.info.node_id]
+                for row in others
+                if not (row.head >= ledger.head.index or row.is_request or (row.is_departing and not row.grace))
             ]
             if all(is_lost(watch, node.node_id, timing, now) for node in behind):
                 return
