@@ -150,3 +150,18 @@ def test_a_machine_that_has_no_thread_left_for_a_moment_ends_no_agent(rig: Rig) 
     agent.wait_for_report("started", count=4)
     agent.process.send_signal(signal.SIGINT)
     assert agent.exit_code() == 130
+
+
+@pytest.mark.parametrize("entry", ["module", "script"])
+def test_the_threads_of_an_agent_are_not_unwound_at_its_end(rig: Rig, tmp_path: Path, entry: str) -> None:
+    """The finalization of the interpreter does that before Python 3.14: an object in ``sys`` tells that it comes."""
+    tells = "import os, sys\nclass Late:\n    def __del__(self, write=os.write): write(2, b'finalized')\n"
+    (tmp_path / "sitecustomize.py").write_text(f"{tells}if 'elastic' in ' '.join(sys.orig_argv): sys.late = Late()\n")
+    module, installed = [sys.executable, "-m", "elastic_core"], [str(Path(sys.executable).with_name("elastic"))]
+    command, env = module if entry == "module" else installed, {"PYTHONPATH": str(tmp_path)}
+    agent = rig.start([*command, "run", "--no_python", "false"], env=env)
+    assert agent.exit_code() == 1
+    assert ("finalized" in agent.output) is (sys.version_info >= (3, 14))
+    listing = rig.start([*command, "--version"], env=env)
+    assert listing.exit_code() == 0
+    assert "finalized" in listing.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from elastic_core.cli.main import main
+from elastic_core.cli.main import script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script())

@@ -99,7 +99,7 @@ class Shape:
         return data
 
     def overdue(self) -> bytes:
-        """Return the text that has waited for too long, to be shown."""
+        """Return the text that has waited for too long, to be shown: by default, all that waits."""
         return self.finish()
 
     def finish(self) -> bytes:

@@ -104,5 +104,5 @@ def test_a_full_disk_is_told_without_a_traceback() -> None:
     command = [sys.executable, "-m", "elastic_core", "--help"]
     with open("/dev/full", "w") as full:
         listing = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    said = "elastic: error: This machine has no disk space left: [Errno 28] No space left on device.\n\n"
+    said = "elastic: error: This machine has no room on a disk left: [Errno 28] No space left on device.\n\n"
     assert (listing.returncode, listing.stderr.startswith(said)) == (71, True)

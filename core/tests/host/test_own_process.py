@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -36,37 +37,58 @@ def test_a_command_line_shows_no_password_and_the_program_has_it(given: list[str
 
 ENDING = """
 import atexit, os, sys, threading
-from elastic_core.host.own_process import LastExit
-last = LastExit()
+from elastic_core.host.own_process import end_before_threads
 atexit.register(print, "atexit")
-sys.modules["late"] = type("Late", (), {"__del__": lambda self, write=os.write: write(1, b"finalized")})()
-if "thread" in sys.argv:
+sys.modules["late"] = type("Late", (), {"__del__": lambda self, write=os.write: write(2, b"finalized")})()
+if "daemon" in sys.argv:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
-if "forked" in sys.argv and (child := os.fork()):
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-if "code" in sys.argv:
-    last.code = 7
+if "other" in sys.argv:
+    threading.Timer(0.1, print, ["other thread"]).start()
+if "closed" in sys.argv:
+    sys.stdout.close()
+end_before_threads(7)
 sys.exit(7)
 """
+OLD = sys.version_info < (3, 14)
+
+
+def end(*given: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONUNBUFFERED": ""}
+    return subprocess.run(
+        [sys.executable, "-c", ENDING, *given], stderr=subprocess.PIPE, text=True, env=environ, **more
+    )
 
 
 @pytest.mark.parametrize(
-    ("given", "out"),
+    ("given", "out", "finalized"),
     [
-        (["code", "thread"], "atexit\n"),
-        (["code"], "atexit\nfinalized"),
-        (["thread"], "atexit\nfinalized"),
-        (["code", "forked"], "atexit\nfinalizedatexit\nfinalized"),
+        (["daemon", "other"], "other thread\natexit\n", not OLD),
+        (["other"], "other thread\natexit\n", True),
     ],
-    ids=["with a daemon thread", "without one", "after an exception", "a child"],
+    ids=["with a daemon thread", "without one"],
 )
-def test_a_process_with_daemon_threads_ends_before_the_interpreter_is_finalized(given: list[str], out: str) -> None:
-    done = subprocess.run([sys.executable, "-c", ENDING, *given], capture_output=True, text=True)
-    assert (done.stdout, done.stderr, done.returncode) == (out, "", 7)
+def test_a_process_with_daemon_threads_ends_before_the_interpreter_is_finalized(
+    given: list[str], out: str, finalized: bool
+) -> None:
+    done = end(*given, stdout=subprocess.PIPE)
+    assert (done.stdout, done.stderr, done.returncode) == (out, "finalized" * finalized, 7)
+
+
+def test_a_stdout_that_was_closed_is_not_missed() -> None:
+    done = end("daemon", "closed", stdout=subprocess.DEVNULL)
+    assert (done.returncode, "finalized" in done.stderr) == (7, not OLD)
 
 
 def test_a_full_disk_is_told_where_the_last_output_is_lost() -> None:
     with open("/dev/full", "w") as full:
-        command, buffered = [sys.executable, "-c", ENDING, "code", "thread"], {**os.environ, "PYTHONUNBUFFERED": ""}
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=buffered)
-    assert (done.returncode, b"No space left on device" in done.stderr) == (120, True)
+        done = end("daemon", stdout=full)
+    assert done.returncode == 120
+    assert "<stdout>" in done.stderr
+    assert "No space left on device" in done.stderr
+
+
+def test_the_exit_code_of_a_process_that_calls_main_is_its_own() -> None:
+    program = (
+        "import sys; from elastic_core.cli.main import main; sys.argv = ['elastic', '--version']; main(); sys.exit(5)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL).returncode == 5

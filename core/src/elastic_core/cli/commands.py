@@ -33,11 +33,12 @@ EXHAUSTED = {
     errno.ENFILE: "file descriptor",
     errno.EAGAIN: "process",
     errno.ENOMEM: "memory",
-    errno.ENOSPC: "disk space",
+    errno.ENOSPC: "room on a disk",
+    errno.EDQUOT: "room on a disk",
 }
 COMPLETE = "_ELASTIC_COMPLETE"
 DEFECT = "This is a defect of Elastic, not of your program. Please report it with the lines above."
-LIMITS = "Check the limits of processes, open files, memory and disks (ulimit -a, df, and the container's)."
+LIMITS = "Check the limits of processes, open files and memory (ulimit -a, the container's), and disks (df, quota)."
 
 
 class Elastic(click.Group):

@@ -11,14 +11,21 @@ def main() -> int:
         end_at_once()
         import sys
 
-        from elastic_core.host.own_process import LastExit, hide_passwords
+        from elastic_core.host.own_process import hide_passwords
 
-        last = LastExit()
         hide_passwords(sys.argv[1:])
 
         from elastic_core.cli.commands import Elastic, run
 
-        last.code = run(Elastic(), sys.argv[1:] or ["--help"])
-        return last.code
+        return run(Elastic(), sys.argv[1:] or ["--help"])
     except KeyboardInterrupt:  # before cli.commands handles it
         return 130
+
+
+def script() -> int:
+    """Call :func:`main` for a process that does nothing else, and return the exit code, unless that ends it already."""
+    code = main()
+    from elastic_core.host.own_process import end_before_threads
+
+    end_before_threads(code)
+    return code

@@ -216,14 +216,15 @@ def _pairs(text: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for number, pair in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
         key, equals, value = (part.strip() for part in pair.partition("="))
-        what = f"part {number}" if _SECRET.search(text) else repr(pair)
+        hidden = _SECRET.search(text) is not None
         if not (key and equals):
+            what = f"part {number}" if hidden else repr(pair)
             raise UsageError(
                 f"--rdzv_conf: {what} is not of the form KEY=VALUE.",
                 hint="Separate pairs by commas; a value cannot have one.",
             )
         if key in pairs:
-            raise UsageError(f"--rdzv_conf: {what} has a key that was given before.")
+            raise UsageError(f"--rdzv_conf gives {f'the key of part {number}' if hidden else repr(key)} twice.")
         pairs[key] = value
     return pairs
 

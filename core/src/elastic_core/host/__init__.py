@@ -2,7 +2,8 @@
 
 * ``identity``: the names of the host and of its boot, and the versions that must match between nodes. ``addresses``:
   where other nodes reach it, and a port that is reserved for the workers' store.
-* ``processes``: the processes of this machine. ``own_process``: the title of the own one, and its allocator.
+* ``processes``: the processes of this machine. ``own_process``: the title of the own one, its allocator and its
+  end.
 * ``terminal``: makes foreign text safe to print.
 """
 

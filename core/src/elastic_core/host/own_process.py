@@ -80,25 +80,18 @@ def use_one_arena() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-class LastExit:
-    """The exit code of this process, which no daemon thread changes. Make it before other functions of ``atexit``.
+def end_before_threads(code: int) -> None:
+    """End this process as ``sys.exit(code)`` would, if daemon threads could change its exit code. Main thread only.
 
     Python before 3.14 unwinds a daemon thread whose native call returns while the interpreter is finalized, and C++, as
-    that of torch's TCPStore, aborts the process then (https://github.com/python/cpython/issues/87135). So with such
-    threads the process ends before that, and after all other functions of ``atexit``.
+    that of torch's TCPStore, aborts the process then (https://github.com/python/cpython/issues/87135).
     """
+    import threading  # services do without it
 
-    code: int | None = None  # None until it is known
-
-    def __init__(self) -> None:
-        atexit.register(self._end)
-
-    def _end(self) -> None:
-        import threading  # services do without it
-
-        if self.code is None or not any(thread.daemon for thread in threading.enumerate()):
-            return
-        with contextlib.suppress(OSError, ValueError):  # else Python says that its output is lost
-            for stream in filter(None, (sys.stdout, sys.stderr)):
-                stream.flush()
-            os._exit(self.code)
+    if sys.version_info < (3, 14) and any(thread.daemon for thread in threading.enumerate()):
+        threading._shutdown()  # type: ignore[attr-defined]  # as Python does first
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError):  # else Python says that its output is lost
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()
+            os._exit(code)

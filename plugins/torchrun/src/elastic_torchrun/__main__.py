@@ -30,9 +30,9 @@ def main() -> object:
     launcher.say(f"{what} → elastic run{by}")
     os.environ.pop(startup.VARIABLE, None)
     sys.argv[:] = ["elastic", "run", *sys.argv[1:]]
-    from elastic_core.cli.main import main as elastic
+    from elastic_core.cli.main import script
 
-    return elastic()
+    return script()
 
 
 def _is_taken(arguments: Sequence[str]) -> bool:

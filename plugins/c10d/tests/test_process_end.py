@@ -9,14 +9,12 @@ WAITING = """
 import sys, threading, time
 from datetime import timedelta
 from torch.distributed import TCPStore
-from elastic_core.host.own_process import LastExit
-last = LastExit()
+from elastic_core.host.own_process import end_before_threads
 store = TCPStore("127.0.0.1", 0, is_master=True)
-sys.modules["late"] = type("Late", (), {"__del__": lambda self, sleep=time.sleep: sleep(1.0)})()
-threading.Thread(target=store.wait, args=(["key"], timedelta(seconds=0.5)), daemon=True).start()
+sys.modules["late"] = type("Late", (), {"__del__": lambda self, sleep=time.sleep: sleep(10.0)})()
+threading.Thread(target=store.wait, args=(["key"], timedelta(seconds=5.0)), daemon=True).start()
 time.sleep(0.1)
-last.code = 75
-sys.exit(75)
+end_before_threads(75)
 """
 
 
