@@ -155,7 +155,7 @@ machine, take = sys.argv.pop(1), membership.Slot.take
 membership.host_id = lambda: "of both"
 membership.Slot.take = lambda job: take(f"{job} on {machine}")  # its slots, and those of the other, are two machines'
 
-from elastic_core.__main__ import main
+from elastic_core.cli.main import main
 sys.exit(main())
 """
 
