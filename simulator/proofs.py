@@ -216,11 +216,17 @@ class Proofs:
             self.world.checker.fail("S8", f"{lost.node_id} is taken for gone, and lives: {lost.message}")
 
     def check_overlap(self, entry: Entry, training: Training) -> bool:
-        """S4: return True if a round may be sealed beside one that trains, since a member of that seems gone."""
+        """S4: return True if a round may be sealed beside one that trains.
+
+        A member of that seems gone, or the fence is over and had no warden left to stop these processes.
+        """
         if self.may_overlap(training):
             return True
         agents = [self.world.agent(node_id) for node_id in training.workers]
-        if not any(agent is not None and self._may_be_misled(entry, agent) for agent in agents):
+        waited = self.world.checker.histories.halted_for(entry) >= self.world.plan.fence_after
+        if waited and self._is_unfenced(training):
+            self.world.count("S4 a process without a warden trains on when the fence is over")
+        elif not any(agent is not None and self._may_be_misled(entry, agent) for agent in agents):
             return False
         now = self.world.hub.now
         self._overlapping[id(training)] = now
