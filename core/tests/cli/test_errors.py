@@ -100,9 +100,11 @@ def test_a_closed_stdout_ends_the_command_quietly() -> None:
     assert (listing.returncode, listing.stderr) == (141, b"")
 
 
-def test_a_full_disk_is_told_without_a_traceback() -> None:
-    command = [sys.executable, "-m", "elastic_core", "--help"]
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_told_without_a_traceback(unbuffered: str) -> None:
+    command, environ = [sys.executable, "-m", "elastic_core", "--help"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
-        listing = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        listing = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environ)
     said = "elastic: error: This machine has no room on a disk left: [Errno 28] No space left on device.\n\n"
     assert (listing.returncode, listing.stderr.startswith(said)) == (71, True)
+    assert "Exception" not in listing.stderr

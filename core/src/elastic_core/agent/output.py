@@ -418,6 +418,10 @@ class WholeLines(Shape):
         rest, self._rest, self.due = self._rest, b"", math.inf
         return rest
 
+    def overdue(self) -> bytes:
+        """Return what waits, as at the end."""
+        return self.finish()
+
     def _split(self, data: bytes) -> tuple[bytes, bytes]:
         """Return what can be shown of ``data``, and the rest."""
         end = len(data) if data.rfind(b"\r") > data.rfind(b"\n") else data.rfind(b"\n") + 1

@@ -119,7 +119,7 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
 
     click's ``main`` is not used: it treats any broken pipe as a closed stdout, and would hide defects of the agent.
     """
-    launches = arguments[:1] == [RUN]
+    launches = has_code = arguments[:1] == [RUN]
     try:
         if instruction := os.environ.get(COMPLETE):  # of a shell
             from click.shell_completion import shell_complete  # a launch does without it
@@ -138,9 +138,10 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
             if wait_until_ready(sys.stdout.fileno(), 0, 0):  # closed, as by ``head``
                 _silence(sys.stdout)
                 return signalled(signal.SIGPIPE)
+        has_code = True
         return _failed(*_explained(exc), launches)
     finally:  # a stream that cannot be written, such as a closed terminal, does not change the exit code
-        for stream in [sys.stderr, sys.stdout] if launches else [sys.stderr]:
+        for stream in [sys.stderr, sys.stdout] if has_code else [sys.stderr]:
             try:
                 if stream is not None:  # None: it was closed when this process began
                     stream.flush()
